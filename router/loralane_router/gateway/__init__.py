@@ -1,0 +1,1 @@
+"""The HTTP surfaces: OpenAI, LoRAX/TGI native, administration."""

@@ -1,0 +1,85 @@
+"""What the surfaces hand to the router and get back: plain frozen records, no protobuf, no HTTP.
+
+Every surface (OpenAI, native, gRPC) builds a `TextRequest`, gives it to `Router.open` and reads
+`Delta`s from the `Generation` that it gets.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+#: Why a row ended. `eos` and `stop` are both "stop" to OpenAI; LoRAX tells them apart.
+FinishReason = Literal["length", "eos", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """How to continue a prompt; validated by the surface that read it."""
+
+    #: None = as many as fit behind the prompt.
+    max_tokens: int | None = None
+    #: 0 = greedy.
+    temperature: float = 0.0
+    #: 0 = off.
+    top_k: int = 0
+    #: 1 = off.
+    top_p: float = 1.0
+    #: None = the router draws one.
+    seed: int | None = None
+    #: The text ends before the first of these; they may span tokens.
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    #: Whether each token carries its log-probability.
+    logprobs: bool = False
+    #: How many alternatives each token carries, at most 20.
+    top_logprobs: int = 0
+    #: Keep only so many of the prompt's last tokens; None = refuse a prompt that is too long.
+    truncate: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """One prompt for one adapter."""
+
+    #: A reference or alias as the user wrote it; "" or the base's id = base.
+    adapter: str
+    #: Text, token ids, or the turns of a chat (which the template renders).
+    prompt: str | tuple[int, ...] | tuple[Message, ...]
+    parameters: Parameters
+    #: The caller's hub token for this adapter; kept out of every repr and log.
+    token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OutToken:
+    """One generated token."""
+
+    id: int
+    #: The text of this token alone; may be "\ufffd" inside a character.
+    text: str
+    #: 0.0 unless asked for.
+    logprob: float
+    special: bool
+    #: (id, text, log-probability), most probable first.
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step added to one request.
+
+    The texts of all deltas of a request, joined, are its answer: no half character, no stop string,
+    no text of special tokens. Text may lag behind `tokens` while it could still become either.
+    """
+
+    text: str
+    tokens: tuple[OutToken, ...]
+    #: Set on the last delta, and only there.
+    finish_reason: FinishReason | None = None

@@ -1,0 +1,1 @@
+"""One model shard: one base model, one device, many adapters."""

@@ -1,0 +1,1 @@
+"""One config-driven decoder for every supported architecture."""
