@@ -4,7 +4,7 @@ ShardError
 ├── AdapterError
 │   ├── AdapterNotFound        no such adapter, file or revision
 │   ├── AdapterForbidden       the caller's token does not reach it
-│   ├── AdapterIncompatible    understood, but not for this base model, or uses something not implemented
+│   ├── AdapterIncompatible    not for this base model, or uses something not implemented
 │   ├── AdapterCorrupt         its bytes are not what they claim to be
 │   ├── AdapterTooLarge        more lanes or bytes than this shard can ever hold
 │   └── AdapterInUse           cannot be unloaded while rows refer to it

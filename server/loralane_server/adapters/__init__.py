@@ -1,1 +1,1 @@
-"""An adapter's way from a reference to lanes on the device, one stage a file (see ARCHITECTURE.md)."""
+"""An adapter's way from a reference to lanes on the device, one stage a file."""
