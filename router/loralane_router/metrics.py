@@ -1,0 +1,62 @@
+"""What the router exports to Prometheus, on a registry of its own."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Metrics:
+    """All metrics of one router. No label takes a value that a client can invent."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.requests = Counter(
+            "loralane_requests", "Requests answered", ["surface", "status"], registry=r
+        )
+        self.waiting = Gauge("loralane_requests_waiting", "Requests in queues", registry=r)
+        self.running = Gauge("loralane_requests_running", "Requests on the shard", registry=r)
+        self.rows_free = Gauge("loralane_rows_free", "Free rows of the shard", registry=r)
+        self.rows_total = Gauge("loralane_rows", "Rows of the shard", registry=r)
+        self.pages_free = Gauge("loralane_pages_free", "Free KV pages of the shard", registry=r)
+        self.pages_total = Gauge("loralane_pages", "KV pages of the shard", registry=r)
+        self.lanes_free = Gauge("loralane_lanes_free", "Lanes owned by no adapter", registry=r)
+        self.lanes_in_use = Gauge(
+            "loralane_lanes_in_use", "Lanes of adapters that rows use or that are pinned", registry=r
+        )
+        self.lanes_total = Gauge("loralane_lanes", "Lanes of the pool", registry=r)
+        self.prompt_tokens = Counter(
+            "loralane_prompt_tokens", "Prompt tokens admitted", registry=r
+        )
+        self.generated_tokens = Counter(
+            "loralane_generated_tokens", "Tokens generated", registry=r
+        )
+        self.time_to_first_token = Histogram(
+            "loralane_time_to_first_token_seconds",
+            "From acceptance to the first token",
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.inter_token = Histogram(
+            "loralane_inter_token_seconds",
+            "Between the tokens of one request",
+            buckets=_STEP_SECONDS,
+            registry=r,
+        )
+        self.queue = Histogram(
+            "loralane_queue_seconds",
+            "From acceptance to admission",
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.adapter_cold = Histogram(
+            "loralane_adapter_cold_seconds",
+            "How long a row waited on the shard for its adapter, where it waited",
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.shard_up = Gauge("loralane_shard_up", "1 while the shard answers", registry=r)
+        self.adapters = Gauge(
+            "loralane_adapters", "Adapters that the shard knows, by tier", ["tier"], registry=r
+        )
