@@ -28,7 +28,7 @@ class ShardError(Exception):
     `tensors` names at most a few tensors that the error is about.
     """
 
-    kind: ClassVar[pb.ErrorKind] = pb.ERROR_KIND_INTERNAL
+    kind: "ClassVar[pb.ErrorKind.ValueType]" = pb.ERROR_KIND_INTERNAL
 
     def __init__(
         self, message: str, *, tensors: Sequence[str] = (), retry_after_ms: int = 0

@@ -1,0 +1,51 @@
+"""LoRA lanes: each adapter owns some rank-1 lanes of a pool; a row sees the lanes of its own only.
+
+    x        [rows, in]           activations
+    a        [lanes, in]          shrink: a lane is one row of A
+    b        [lanes, out]         expand: the same lane's column of B, scale folded in
+    owner    [lanes]              which adapter owns a lane, FREE where nobody does
+    adapter  [rows]               which adapter a row has, BASE where it has none
+    mine     [rows, lanes]        1 where the lane belongs to the row's adapter, else 0
+
+Two dense products and a mask do any mix of adapters and ranks: no gather, no data-dependent shape.
+A mask multiplies, and 0 x NaN is NaN: lanes hold finite numbers only (the reader sees to it).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+FREE, BASE = -1, -2
+
+
+def lora_delta(x: Tensor, a: Tensor, b: Tensor, owner: Tensor, adapter: Tensor) -> Tensor:
+    """Return what to add to the base product, [rows, out]: the reference that all forms must equal.
+
+    A base row matches no lane, so its delta is exactly zero.
+    """
+    mine = (adapter[:, None] == owner).to(x.dtype)
+    return (x @ a.T * mine) @ b
+
+
+def add_lanes(
+    y: Tensor, x: Tensor, a: Tensor, parts: Sequence[tuple[slice, Tensor]], mine: Tensor | None
+) -> None:
+    """Add the deltas of linears that share the input x to their fused output y, in place.
+
+    y [rows, sum of outs]; a [lanes, linears, in]; parts: for each linear its columns of y and its
+    b [lanes, out]; mine [rows, lanes] or None when every row owns every lane given. All linears'
+    shrinks are one product.
+    """
+    lanes, linears, width = a.shape
+    h = F.linear(x, a.reshape(lanes * linears, width))
+    if linears == 1:
+        shrunk = [h if mine is None else h.mul_(mine)]
+    else:
+        h = h.view(-1, lanes, linears)
+        if mine is not None:
+            h.mul_(mine.unsqueeze(-1))
+        shrunk = list(h.permute(2, 0, 1).contiguous())
+    for (columns, b), part in zip(parts, shrunk, strict=True):
+        torch.addmm(y[:, columns], part, b, out=y[:, columns])

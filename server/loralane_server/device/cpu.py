@@ -1,0 +1,135 @@
+"""The CPU backend: plain torch, oneDNN weights packed once, shapes as they come."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from loralane_server import sampling
+from loralane_server.device.cpu_attention import AttentionPlan, CpuAttention, plan_attention
+from loralane_server.device.cpu_lanes import CpuLanes, LaneBlock, plan_lanes
+from loralane_server.device.seam import Linear, Sampling, StepInput, StepOutput
+from loralane_server.model.spec import ModelSpec
+
+#: oneDNN picks a weight layout for about this many tokens; measured best from 1 to 256.
+_PACK_FOR_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CpuBatch:
+    """A step's input as tensors and plans that all layers share."""
+
+    tokens: Tensor
+    positions: Tensor
+    attention: AttentionPlan
+    lanes: tuple[LaneBlock, ...]
+    #: [samples] which tokens; None when every token is sampled, in order.
+    sample_at: Tensor | None
+    sampling: Sequence[Sampling]
+    #: [samples] the position that each sampled token will have.
+    next_positions: Sequence[int]
+    top_logprobs: int | None
+
+
+class PlainLinear:
+    """y = x W^T + b over the stored weight, nothing copied."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return F.linear(x, self._weight, self._bias)
+
+
+class PackedLinear:
+    """y = x W^T + b over a weight in oneDNN's blocked layout: 1.4-1.7 times faster at decode."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_FOR_TOKENS)
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return y
+
+
+class CpuDevice:
+    """Implements `Device`. Owns KV pages (through `CpuAttention`) and lanes (`CpuLanes`)."""
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        dtype: torch.dtype,
+        pages: int,
+        page_tokens: int,
+        lanes: int,
+    ) -> None:
+        self._dtype = dtype
+        self._page_tokens = page_tokens
+        self._attention = CpuAttention(
+            spec.layers, pages, page_tokens, spec.kv_heads, spec.head_dim, dtype
+        )
+        self._lanes = CpuLanes(spec.layers, spec.linears(), lanes, dtype)
+        self._packs = torch.backends.mkldnn.is_available()
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Linear:
+        """Pack a weight, unless it is shared: a packed copy of an embedding would double it."""
+        if self._packs and not shared:
+            return PackedLinear(weight, bias)
+        return PlainLinear(weight, bias)
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """Return the tensor: host memory is device memory here."""
+        return tensor
+
+    def batch(self, step: StepInput) -> CpuBatch:
+        """Lay out a step; see `Device.batch`."""
+        all_sampled = len(step.sample_at) == len(step.tokens)
+        return CpuBatch(
+            tokens=torch.from_numpy(step.tokens.astype(np.int64)),
+            positions=torch.from_numpy(step.positions.astype(np.int64)),
+            attention=plan_attention(step.spans, self._page_tokens, self._dtype),
+            lanes=plan_lanes(step.spans, self._dtype),
+            sample_at=None if all_sampled else torch.from_numpy(step.sample_at.astype(np.int64)),
+            sampling=step.sampling,
+            next_positions=(step.positions[step.sample_at] + 1).tolist(),
+            top_logprobs=step.top_logprobs,
+        )
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: CpuBatch) -> Tensor:
+        """See `Device.attend`."""
+        return self._attention.attend(layer, q, k, v, batch.attention)
+
+    def add_lora(self, y: Tensor, x: Tensor, layer: int, group: str, batch: CpuBatch) -> None:
+        """See `Device.add_lora`."""
+        if batch.lanes:
+            self._lanes.add(y, x, layer, group, batch.lanes)
+
+    def write_lanes(
+        self,
+        layer: int,
+        lane_pages: Sequence[int],
+        targets: Mapping[str, tuple[Tensor, Tensor]],
+    ) -> None:
+        """See `Device.write_lanes`."""
+        self._lanes.write(layer, lane_pages, targets)
+
+    def samples_of(self, x: Tensor, batch: CpuBatch) -> Tensor:
+        """See `Device.samples_of`."""
+        return x if batch.sample_at is None else x[batch.sample_at]
+
+    def sample(self, logits: Tensor, batch: CpuBatch) -> StepOutput:
+        """See `Device.sample`."""
+        logits = logits.float()
+        tokens = sampling.choose(logits, batch.sampling, batch.next_positions)
+        if batch.top_logprobs is None:
+            return StepOutput(tokens.numpy())
+        return sampling.with_logprobs(logits, tokens, batch.top_logprobs)

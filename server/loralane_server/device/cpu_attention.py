@@ -1,0 +1,187 @@
+"""Paged attention in plain torch ops: KV pages and how a step reads them.
+
+    k, v    per layer   [KV slots, kv_heads, head_dim]; a page is `page_tokens` adjacent slots
+
+Single tokens (decode) are attended together, padded to the longest of their group, with the query
+heads of one KV head folded into the query length: on a CPU that is several times faster than
+repeating K and V. A chunk (prefill) is attended alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from loralane_server.device.memory import lazy_zeros
+from loralane_server.device.seam import Int32, Span
+
+#: A group is split by length when padding would read more than this many times what is needed.
+_PADDING_LIMIT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SingleGroup:
+    """Single tokens of similar context length, attended in one call."""
+
+    #: Which tokens of the step: a range, or their indices.
+    tokens: slice | Tensor
+    #: [tokens, pages]
+    pages: Tensor
+    #: [tokens, 1, 1, pages * page_tokens] additive: 0 where there is context, -inf beyond.
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Several tokens of one row."""
+
+    tokens: slice
+    #: Context before the chunk, in tokens.
+    start: int
+    #: [pages] that hold the context and the chunk.
+    pages: Tensor
+    #: [chunk, start + chunk] True where a token may look; None when there is nothing before.
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """How a step's tokens are attended; the same for every layer."""
+
+    #: [tokens] KV slot of each token.
+    slots: Tensor
+    singles: tuple[SingleGroup, ...]
+    chunks: tuple[Chunk, ...]
+
+
+def plan_attention(spans: Sequence[Span], page_tokens: int, dtype: torch.dtype) -> AttentionPlan:
+    """Lay out a step's attention from its spans."""
+    slots = np.empty(sum(s.length for s in spans), dtype=np.int64)
+    chunks: list[Chunk] = []
+    singles: list[tuple[int, Span]] = []
+    begin = 0
+    for span in spans:
+        end = begin + span.length
+        at = np.arange(span.start, span.start + span.length)
+        slots[begin:end] = span.pages[at // page_tokens].astype(np.int64) * page_tokens
+        slots[begin:end] += at % page_tokens
+        if span.length == 1:
+            singles.append((begin, span))
+        else:
+            chunks.append(_chunk(span, begin, page_tokens))
+        begin = end
+    groups = _group_by_length(singles, page_tokens)
+    return AttentionPlan(
+        torch.from_numpy(slots),
+        tuple(_single_group(group, page_tokens, dtype) for group in groups),
+        tuple(chunks),
+    )
+
+
+def _chunk(span: Span, begin: int, page_tokens: int) -> Chunk:
+    total = span.start + span.length
+    pages = torch.from_numpy(span.pages[: -(-total // page_tokens)].astype(np.int64))
+    mask = None
+    if span.start:
+        mask = torch.ones(span.length, total, dtype=torch.bool).tril(diagonal=span.start)
+    return Chunk(slice(begin, begin + span.length), span.start, pages, mask)
+
+
+def _group_by_length(
+    singles: Sequence[tuple[int, Span]], page_tokens: int
+) -> list[list[tuple[int, Span]]]:
+    """Keep rows together unless the longest would make the others read mostly padding."""
+    if not singles:
+        return []
+    needed = [span.start // page_tokens + 1 for _, span in singles]
+    if max(needed) * len(needed) <= _PADDING_LIMIT * sum(needed):
+        return [list(singles)]
+    classes: dict[int, list[tuple[int, Span]]] = {}
+    for item, pages in zip(singles, needed, strict=True):
+        classes.setdefault(pages.bit_length(), []).append(item)
+    return list(classes.values())
+
+
+def _single_group(
+    group: Sequence[tuple[int, Span]], page_tokens: int, dtype: torch.dtype
+) -> SingleGroup:
+    where = [token for token, _ in group]
+    lengths = np.array([span.start + 1 for _, span in group])
+    width = int(-(-lengths.max() // page_tokens))
+    table: Int32 = np.zeros((len(group), width), dtype=np.int32)
+    for row, (_, span) in enumerate(group):
+        count = min(width, len(span.pages))
+        table[row, :count] = span.pages[:count]
+    beyond = np.arange(width * page_tokens)[None, :] >= lengths[:, None]
+    mask = torch.zeros(beyond.shape, dtype=dtype).masked_fill_(
+        torch.from_numpy(beyond), float("-inf")
+    )
+    adjacent = where == list(range(where[0], where[0] + len(where)))
+    tokens = slice(where[0], where[0] + len(where)) if adjacent else torch.tensor(where)
+    return SingleGroup(tokens, torch.from_numpy(table.astype(np.int64)), mask[:, None, None, :])
+
+
+class CpuAttention:
+    """Owns the KV pages of all layers."""
+
+    def __init__(
+        self,
+        layers: int,
+        pages: int,
+        page_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+    ) -> None:
+        shape = (pages * page_tokens, kv_heads, head_dim)
+        self._k = [lazy_zeros(shape, dtype) for _ in range(layers)]
+        self._v = [lazy_zeros(shape, dtype) for _ in range(layers)]
+        self._page_tokens = page_tokens
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
+        """Write k and v, then attend; see `Device.attend`."""
+        self._k[layer][plan.slots] = k
+        self._v[layer][plan.slots] = v
+        out = torch.empty_like(q)
+        for group in plan.singles:
+            out[group.tokens] = self._attend_singles(layer, q[group.tokens], group)
+        for chunk in plan.chunks:
+            out[chunk.tokens] = self._attend_chunk(layer, q, k, v, chunk)
+        return out.view(q.shape[0], -1)
+
+    def _attend_singles(self, layer: int, q: Tensor, group: SingleGroup) -> Tensor:
+        rows, heads, head_dim = q.shape
+        keys = self._gather(self._k[layer], group.pages)
+        values = self._gather(self._v[layer], group.pages)
+        folded = q.reshape(rows, keys.shape[1], -1, head_dim)
+        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask)
+        return out.reshape(rows, heads, head_dim)
+
+    def _attend_chunk(self, layer: int, q: Tensor, k: Tensor, v: Tensor, chunk: Chunk) -> Tensor:
+        queries = q[chunk.tokens].transpose(0, 1).unsqueeze(0)
+        if chunk.start:
+            total = chunk.start + queries.shape[2]
+            keys = self._gather(self._k[layer], chunk.pages[None])[:, :, :total]
+            values = self._gather(self._v[layer], chunk.pages[None])[:, :, :total]
+        else:
+            keys = k[chunk.tokens].transpose(0, 1).unsqueeze(0)
+            values = v[chunk.tokens].transpose(0, 1).unsqueeze(0)
+        out = F.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            attn_mask=chunk.mask,
+            is_causal=chunk.mask is None,
+            enable_gqa=queries.shape[1] != keys.shape[1],
+        )
+        return out[0].transpose(0, 1)
+
+    def _gather(self, cache: Tensor, pages: Tensor) -> Tensor:
+        """Copy pages [rows, pages] together: -> [rows, kv_heads, pages * page_tokens, head_dim]."""
+        rows = pages.shape[0]
+        paged = cache.view(-1, self._page_tokens * cache.shape[1] * cache.shape[2])
+        found = paged.index_select(0, pages.flatten())
+        return found.view(rows, -1, cache.shape[1], cache.shape[2]).transpose(1, 2)

@@ -1,0 +1,15 @@
+"""Host memory that costs nothing until it is written."""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return zeros whose pages the kernel provides on first write (torch.zeros writes them all)."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    buffer = np.zeros(prod(shape) * size, dtype=np.uint8)
+    return torch.from_numpy(buffer).view(dtype).view(*shape)

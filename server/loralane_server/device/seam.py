@@ -1,0 +1,173 @@
+"""The device seam: what the decoder needs of a device, and nothing else.
+
+The decoder (model/decoder.py) is the same for every backend. It is made of *groups*: linears that
+share an input and whose weights a device may fuse.
+
+    group      linears                    input
+    qkv        q_proj, k_proj, v_proj     the normed residual stream
+    o          o_proj                     attention output
+    gate_up    gate_proj, up_proj         the normed residual stream
+    down       down_proj                  the gated activation
+
+A device owns the memory behind weights, KV pages and adapter lanes; it decides their layout. All
+calls come from the engine's thread, in order.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Int32 = NDArray[np.int32]
+
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One row's part of a step: `length` tokens from position `start`."""
+
+    start: int
+    length: int
+    #: The row's KV pages, [pages]; they cover positions 0 .. start + length - 1 at least.
+    pages: Int32
+    #: Lane pages of the row's adapter; empty = base.
+    lane_pages: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose the next token of one row; see sampling.py."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """Everything that one step needs, on the host.
+
+    Tokens are grouped by row, in the order of `spans`: single tokens first, and among these the
+    rows with an adapter before base rows. So each device finds its blocks without reordering.
+    """
+
+    #: [tokens]
+    tokens: Int32
+    #: [tokens]
+    positions: Int32
+    spans: Sequence[Span]
+    #: [samples] index into tokens: whose logits choose a next token.
+    sample_at: Int32
+    #: [samples] one for each of `sample_at`.
+    sampling: Sequence[Sampling]
+    #: How many alternatives to report for each sample; None = no log-probabilities at all.
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step chose, on the host."""
+
+    #: [samples]
+    tokens: NDArray[np.int64]
+    #: [samples] of the chosen token; None when not asked for.
+    logprobs: NDArray[np.float32] | None = None
+    #: [samples, top] most probable first.
+    top_ids: NDArray[np.int64] | None = None
+    top_logprobs: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """The weights of one layer as stored: [out, in], in the device's dtype."""
+
+    #: By group: the fused weight [sum of outs, in] and its bias [sum of outs] or None.
+    linears: Mapping[str, tuple[Tensor, Tensor | None]]
+    input_norm: Tensor
+    post_norm: Tensor
+    #: Qwen3 only: [head_dim].
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+
+
+class Linear(Protocol):
+    """A packed linear: x [tokens, in] -> [tokens, out]."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the product (and bias, where there is one)."""
+
+
+class Batch(Protocol):
+    """A step's input on the device; each backend has its own form."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """[tokens] int64 token ids."""
+
+    @property
+    def positions(self) -> Tensor:
+        """[tokens] int64 positions."""
+
+
+BatchT = TypeVar("BatchT", bound=Batch)
+
+
+class Device(Protocol[BatchT]):
+    """One backend, generic in its own form of a step's input."""
+
+    @property
+    def name(self) -> str:
+        """Return "cpu" or "xla"."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Linear:
+        """Take a weight [out, in]; the device may copy it into a layout of its own.
+
+        `shared`: the caller goes on using the tensor (a tied head), so a copy costs memory.
+        """
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """Place a small tensor (a norm, a rotary table) or an embedding on the device."""
+
+    def batch(self, step: StepInput) -> BatchT:
+        """Bring a step's input to the device."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: BatchT) -> Tensor:
+        """Write k and v to the rows' pages, then attend causally to all that the pages hold.
+
+        q [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim];
+        returns [tokens, heads * head_dim].
+        """
+
+    def add_lora(self, y: Tensor, x: Tensor, layer: int, group: str, batch: BatchT) -> None:
+        """Add each row's own adapter's delta to y [tokens, outs of the group], in place.
+
+        x [tokens, in] is the group's input. Base rows are left untouched, bit for bit.
+        """
+
+    def write_lanes(
+        self,
+        layer: int,
+        lane_pages: Sequence[int],
+        targets: Mapping[str, tuple[Tensor, Tensor]],
+    ) -> None:
+        """Fill the lane pages of one layer, for every target of the model, in place.
+
+        targets: module -> (A [rank, in], B [rank, out], scale folded in). Lanes beyond a target's
+        rank, and targets that the adapter lacks, become zero.
+        """
+
+    def sample(self, logits: Tensor, batch: BatchT) -> StepOutput:
+        """Choose one token for each row of logits [samples, vocab]."""
+
+    def samples_of(self, x: Tensor, batch: BatchT) -> Tensor:
+        """Pick the tokens whose logits are needed: x [tokens, hidden] -> [samples, hidden]."""

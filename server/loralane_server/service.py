@@ -1,0 +1,203 @@
+"""The shard's gRPC face: answers on the event loop, computes nothing.
+
+Whatever takes time runs elsewhere (the store's threads, the engine's thread) and is awaited here, so
+that the service answers while a step runs. Errors leave as a gRPC status with the typed `Error` in
+the trailer "loralane-error-bin".
+"""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+from loralane_proto import shard_pb2 as pb
+from loralane_proto import shard_pb2_grpc as pb_grpc
+
+from loralane_server.adapters.index import AdapterIndex
+from loralane_server.adapters.pool import Tenant, lanes_for
+from loralane_server.adapters.store import AdapterStore
+from loralane_server.engine import Engine
+from loralane_server.errors import ShardError
+from loralane_server.rows import StepEvent
+from loralane_server.wire import read_admission, write_capacity, write_step
+
+ERROR_TRAILER = "loralane-error-bin"
+#: A tokenizer.json of a large vocabulary is sent in pieces of this size.
+_CHUNK_BYTES = 1 << 20
+
+_STATUS = {
+    pb.ERROR_KIND_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    pb.ERROR_KIND_FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    pb.ERROR_KIND_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.ERROR_KIND_OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    pb.ERROR_KIND_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    pb.ERROR_KIND_LOADING: grpc.StatusCode.UNAVAILABLE,
+    pb.ERROR_KIND_INTERNAL: grpc.StatusCode.INTERNAL,
+}
+_TIERS = {"remote": pb.TIER_REMOTE, "disk": pb.TIER_DISK, "host": pb.TIER_HOST}
+
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """What does not change while a shard runs."""
+
+    model_id: str
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    version: str
+    aliases: tuple[tuple[str, str], ...]
+    #: (name, bytes) of the files that a router needs to tokenize.
+    tokenizer_files: tuple[tuple[str, bytes], ...]
+
+
+def typed_errors(handler: Handler) -> Handler:
+    """Turn a `ShardError` of a unary handler into a status and the typed trailer."""
+
+    @functools.wraps(handler)
+    async def answer(self: Any, request: Any, context: Any) -> Any:
+        try:
+            return await handler(self, request, context)
+        except ShardError as error:
+            code = _STATUS.get(error.kind, grpc.StatusCode.FAILED_PRECONDITION)
+            trailer = ((ERROR_TRAILER, error.to_proto().SerializeToString()),)
+            await context.abort(code, error.message, trailing_metadata=trailer)
+
+    return answer  # type: ignore[return-value]  # wraps keeps the handler's signature
+
+
+class ShardService(pb_grpc.ShardServicer):
+    """Implements `Shard` over an engine and an adapter store. Lives on the event loop."""
+
+    def __init__(self, engine: "Engine[Any]", store: AdapterStore, facts: ShardFacts) -> None:
+        self._engine = engine
+        self._store = store
+        self._facts = facts
+
+    async def Info(self, request: pb.InfoRequest, context: Any) -> pb.InfoReply:  # noqa: N802
+        """Say what this shard serves and how much it can hold."""
+        facts = self._facts
+        return pb.InfoReply(
+            model_id=facts.model_id,
+            architecture=facts.architecture,
+            dtype=facts.dtype,
+            device=facts.device,
+            vocab_size=facts.vocab_size,
+            max_model_len=facts.max_model_len,
+            eos_token_ids=facts.eos_token_ids,
+            capacity=write_capacity(await asyncio.wrap_future(self._engine.capacity())),
+            version=facts.version,
+            aliases=[pb.Alias(name=name, reference=ref) for name, ref in facts.aliases],
+        )
+
+    async def TokenizerFiles(  # noqa: N802
+        self, request: pb.TokenizerFilesRequest, context: Any
+    ) -> AsyncIterator[pb.FileChunk]:
+        """Send the tokenizer's files in pieces."""
+        for name, data in self._facts.tokenizer_files:
+            for begin in range(0, len(data), _CHUNK_BYTES):
+                yield pb.FileChunk(name=name, data=data[begin : begin + _CHUNK_BYTES])
+
+    @typed_errors
+    async def ResolveAdapter(  # noqa: N802
+        self, request: pb.ResolveAdapterRequest, context: Any
+    ) -> pb.Adapter:
+        """Turn a reference into an identity, reading headers only."""
+        future = self._store.resolve(request.reference, request.token or None)
+        index = await asyncio.wrap_future(future)
+        return self._describe(index, await self._tenants())
+
+    @typed_errors
+    async def LoadAdapter(  # noqa: N802
+        self, request: pb.LoadAdapterRequest, context: Any
+    ) -> pb.Adapter:
+        """Make an adapter resident; answer when it is."""
+        index = self._store.index(request.digest)
+        await asyncio.wrap_future(self._engine.load(request.digest))
+        return self._describe(index, await self._tenants())
+
+    @typed_errors
+    async def UnloadAdapter(  # noqa: N802
+        self, request: pb.UnloadAdapterRequest, context: Any
+    ) -> pb.UnloadAdapterReply:
+        """Free an adapter's lanes and its host copy."""
+        self._store.index(request.digest)
+        lanes = await asyncio.wrap_future(self._engine.unload(request.digest))
+        freed = self._store.unload(request.digest)
+        return pb.UnloadAdapterReply(freed_host_bytes=freed, freed_lanes=lanes)
+
+    @typed_errors
+    async def PinAdapter(self, request: pb.PinAdapterRequest, context: Any) -> pb.Adapter:  # noqa: N802
+        """Keep an adapter resident (loading it first), or let it be evicted again."""
+        index = self._store.index(request.digest)
+        if request.pinned:
+            await asyncio.wrap_future(self._engine.load(request.digest))
+        await asyncio.wrap_future(self._engine.pin(request.digest, request.pinned))
+        return self._describe(index, await self._tenants())
+
+    async def ListAdapters(  # noqa: N802
+        self, request: pb.ListAdaptersRequest, context: Any
+    ) -> pb.ListAdaptersReply:
+        """Describe every adapter that was resolved."""
+        tenants = await self._tenants()
+        return pb.ListAdaptersReply(
+            adapters=[self._describe(index, tenants) for index in self._store.all()]
+        )
+
+    async def Run(  # noqa: N802
+        self, requests: AsyncIterator[pb.RunRequest], context: Any
+    ) -> AsyncIterator[pb.StepReply]:
+        """Carry admissions and cancellations in, one message per step out."""
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[StepEvent | None] = asyncio.Queue()
+
+        def sink(event: StepEvent) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        async def read() -> None:
+            try:
+                async for message in requests:
+                    for admission in message.admit:
+                        self._engine.admit(read_admission(admission), sink)
+                    for request_id in message.cancel:
+                        self._engine.cancel(request_id, sink)
+            finally:
+                events.put_nowait(None)
+
+        self._engine.listen(sink)
+        reader = asyncio.create_task(read())
+        try:
+            while (event := await events.get()) is not None:
+                yield write_step(event)
+        finally:
+            reader.cancel()
+            self._engine.leave(sink)
+
+    async def _tenants(self) -> dict[str, Tenant]:
+        tenants = await asyncio.wrap_future(self._engine.tenants())
+        return {tenant.digest: tenant for tenant in tenants}
+
+    def _describe(self, index: AdapterIndex, tenants: dict[str, Tenant]) -> pb.Adapter:
+        tenant = tenants.get(index.digest)
+        resident = tenant is not None and tenant.resident
+        return pb.Adapter(
+            digest=index.digest,
+            reference=index.reference,
+            tier=pb.TIER_DEVICE if resident else _TIERS[self._store.tier(index.digest)],
+            rank=index.rank,
+            lanes=lanes_for(index.rank),
+            bytes=index.bytes,
+            targets=len(index.targets),
+            modules=index.modules,
+            rows=tenant.users if tenant else 0,
+            pinned=tenant.pinned if tenant else False,
+            load_ms=self._engine.load_ms(index.digest),
+            last_used=self._engine.last_used(index.digest),
+        )

@@ -1,0 +1,48 @@
+"""One step's input from rows, and its output read back: pure functions."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from loralane_server.device.seam import StepInput, StepOutput
+from loralane_server.rows import OutToken, Row
+
+#: A row and how many of its tokens the step computes.
+Part = tuple[Row, int]
+
+#: JSON has no infinity: an impossible token's log-probability is reported as this.
+_LOWEST = float(np.finfo(np.float32).min)
+
+
+def build_step(parts: Sequence[Part]) -> StepInput:
+    """Lay the rows' tokens side by side. A row whose last token is computed is sampled.
+
+    parts: single tokens first, adapters before base rows (see `StepInput`).
+    """
+    tokens = [t for row, n in parts for t in row.tokens[row.computed : row.computed + n]]
+    positions = [np.arange(row.computed, row.computed + n, dtype=np.int32) for row, n in parts]
+    ends = np.cumsum([n for _, n in parts]) - 1
+    sampled = [i for i, (row, n) in enumerate(parts) if n == row.pending]
+    admissions = [parts[i][0].admission for i in sampled]
+    wanted = [a.logprobs for a in admissions if a.logprobs is not None]
+    return StepInput(
+        tokens=np.array(tokens, dtype=np.int32),
+        positions=np.concatenate(positions),
+        spans=[row.span(n) for row, n in parts],
+        sample_at=ends[sampled].astype(np.int32),
+        sampling=[a.sampling for a in admissions],
+        top_logprobs=max(wanted) if wanted else None,
+    )
+
+
+def read_token(output: StepOutput, sample: int, logprobs: int | None) -> OutToken:
+    """Return one sample's token, with as many log-probabilities as its row asked for."""
+    token = int(output.tokens[sample])
+    if logprobs is None or output.logprobs is None:
+        return OutToken(token)
+    top: tuple[tuple[int, float], ...] = ()
+    if output.top_ids is not None and output.top_logprobs is not None:
+        ids = output.top_ids[sample, :logprobs].tolist()
+        values = output.top_logprobs[sample, :logprobs].tolist()
+        top = tuple((i, max(v, _LOWEST)) for i, v in zip(ids, values, strict=True))
+    return OutToken(token, max(float(output.logprobs[sample]), _LOWEST), top)

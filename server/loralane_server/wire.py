@@ -1,0 +1,83 @@
+"""Between the wire's messages and the engine's records: field by field, no decisions."""
+
+from loralane_proto import shard_pb2 as pb
+
+from loralane_server.device.seam import Sampling
+from loralane_server.pages import PAGE_TOKENS
+from loralane_server.rows import Admission, Capacity, Finish, Residency, RowEvent, StepEvent
+
+_FINISH = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    Finish.LENGTH: pb.FINISH_REASON_LENGTH,
+    Finish.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
+    Finish.CANCELLED: pb.FINISH_REASON_CANCELLED,
+    Finish.ERROR: pb.FINISH_REASON_ERROR,
+}
+#: As many alternatives as the wire allows a token.
+MAX_TOP_LOGPROBS = 20
+
+
+def read_admission(message: pb.Admission) -> Admission:
+    """Return the engine's form of an admission."""
+    wants_logprobs = message.want_logprobs or message.top_logprobs
+    return Admission(
+        request_id=message.request_id,
+        digest=message.digest,
+        prompt=tuple(message.prompt),
+        max_tokens=message.max_tokens,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        sampling=Sampling(
+            temperature=message.sampling.temperature,
+            top_k=message.sampling.top_k,
+            top_p=message.sampling.top_p,
+            seed=message.sampling.seed,
+        ),
+        logprobs=min(message.top_logprobs, MAX_TOP_LOGPROBS) if wants_logprobs else None,
+    )
+
+
+def write_step(event: StepEvent) -> pb.StepReply:
+    """Return the message of one step."""
+    return pb.StepReply(
+        step=event.step,
+        rows=[_write_row(row) for row in event.rows],
+        residency=[_write_residency(change) for change in event.residency],
+        capacity=write_capacity(event.capacity),
+    )
+
+
+def write_capacity(capacity: Capacity) -> pb.Capacity:
+    """Return the message of what a shard can still take."""
+    return pb.Capacity(
+        rows_total=capacity.rows_total,
+        rows_free=capacity.rows_free,
+        pages_total=capacity.pages_total,
+        pages_free=capacity.pages_free,
+        page_tokens=PAGE_TOKENS,
+        lanes_total=capacity.lanes_total,
+        lanes_free=capacity.lanes_free,
+        lanes_in_use=capacity.lanes_in_use,
+    )
+
+
+def _write_row(row: RowEvent) -> pb.Row:
+    tokens = [
+        pb.Token(
+            id=token.id,
+            logprob=token.logprob,
+            top=[pb.TopLogprob(id=i, logprob=value) for i, value in token.top],
+        )
+        for token in row.tokens
+    ]
+    return pb.Row(
+        request_id=row.request_id,
+        tokens=tokens,
+        finish_reason=_FINISH[row.finish],
+        error=None if row.error is None else row.error.to_proto(),
+        cold_ms=row.cold_ms,
+    )
+
+
+def _write_residency(change: Residency) -> pb.Residency:
+    tier = pb.TIER_DEVICE if change.resident else pb.TIER_HOST
+    return pb.Residency(digest=change.digest, tier=tier, lanes=change.lanes)
