@@ -1,0 +1,35 @@
+"""The ASGI application: all routes of one router."""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+
+from loralane_router.errors import RequestError
+from loralane_router.gateway import admin, chat, completions, health, models, native
+from loralane_router.gateway.access import Access
+from loralane_router.gateway.failures import client_gone, render
+from loralane_router.gateway.limits import Limits
+from loralane_router.router import Router
+
+
+def create_app(router: Router, limits: Limits | None = None) -> Starlette:
+    """Return the application; the router is started and closed by whoever made it."""
+    limits = limits or Limits()
+    return Starlette(
+        routes=[
+            *completions.routes(router, limits),
+            *chat.routes(router, limits),
+            *models.routes(router),
+            *admin.routes(router, limits),
+            *native.routes(router, limits),
+            *health.routes(router),
+        ],
+        middleware=[Middleware(Access, requests=router.metrics.requests)],
+        exception_handlers={
+            ClientDisconnect: client_gone,
+            RequestError: render,
+            HTTPException: render,
+            Exception: render,
+        },
+    )

@@ -1,0 +1,109 @@
+"""From the bytes of a request to a checked record, or an error that names the field.
+
+Bodies are decoded once, to plain JSON values: so fields that are known but not implemented can be
+refused by a table, while unknown ones are ignored as OpenAI and LoRAX do.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from loralane_router.errors import RequestError, invalid
+from loralane_router.gateway.failures import BodyRefused
+from loralane_router.gateway.limits import Limits
+
+_Form = TypeVar("_Form", bound=msgspec.Struct)
+
+#: Field → the values that change nothing (null always is one).
+Neutral = Mapping[str, tuple[object, ...]]
+
+#: A body that is too long is still read so far, unstored: a client that is writing hears no answer.
+_DRAIN: Final = 16
+
+_AT = re.compile(r"(?P<what>.*) - at `\$(?P<key>\.\.\.)?\.?(?P<path>.*)`")
+_MISSING = re.compile(r"Object missing required field `(?P<path>\w+)`")
+
+
+async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
+    """Return the body, a JSON object. Raises BodyRefused (400, 408, 413) or ClientDisconnect."""
+    raw = await _read(request, limits)
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as exc:
+        raise BodyRefused(400, "invalid_json", f"the body is not valid JSON: {exc}") from exc
+    if not isinstance(body, dict):
+        raise BodyRefused(400, "invalid_json", "the body must be a JSON object")
+    return body
+
+
+async def _read(request: Request, limits: Limits) -> bytes:
+    too_long = BodyRefused(
+        413, "body_too_large", f"the body is longer than {limits.body_bytes} bytes"
+    )
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > _DRAIN * limits.body_bytes:
+        raise too_long
+    chunks: list[bytes] = []
+    total = 0
+    try:
+        async with asyncio.timeout(limits.body_s):
+            async for chunk in request.stream():
+                total += len(chunk)
+                if total <= limits.body_bytes:
+                    chunks.append(chunk)
+                else:
+                    chunks.clear()
+                if total > _DRAIN * limits.body_bytes:
+                    break
+    except TimeoutError as exc:
+        message = f"the body did not arrive within {limits.body_s:g} s"
+        raise BodyRefused(408, "body_timeout", message) from exc
+    if total > limits.body_bytes:
+        raise too_long
+    return b"".join(chunks)
+
+
+def bearer(request: Request) -> str | None:
+    """Return the key of an `Authorization: Bearer` header."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
+
+
+def hub_key(request: Request) -> str | None:
+    """Return the bearer key if it looks like a hub token.
+
+    OpenAI clients always send some key, and the hub refuses even public files to a wrong token.
+    """
+    key = bearer(request)
+    return key if key is not None and key.startswith("hf_") else None
+
+
+def parse(body: dict[str, Any], form: type[_Form], neutral: Neutral) -> _Form:
+    """Return `body` as a record. Raises RequestError (400) with the name of the field at fault."""
+    refuse_unsupported(body, neutral)
+    try:
+        return msgspec.convert(body, form)
+    except (msgspec.ValidationError, RecursionError) as exc:
+        raise _named(str(exc)) from exc
+
+
+def refuse_unsupported(body: Mapping[str, Any], neutral: Neutral) -> None:
+    """Raise RequestError (400) for a field that would change the answer and is not implemented."""
+    for field in body.keys() & neutral.keys():
+        value = body[field]
+        if value is not None and value not in neutral[field]:
+            raise invalid(f"{field} is not supported; leave it out", field)
+
+
+def _named(message: str) -> RequestError:
+    if match := _AT.fullmatch(message):
+        path = match["path"] or "body"
+        what = match["what"]
+        return invalid(f"{path}: {what[0].lower()}{what[1:]}", path)
+    if match := _MISSING.fullmatch(message):
+        return invalid(f"{match['path']} is required", match["path"])
+    return invalid(message)

@@ -1,0 +1,77 @@
+"""Checks of single fields, the same on every surface. Each raises RequestError naming its field."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from loralane_router.errors import invalid
+from loralane_router.gateway.limits import MAX_NAME_CHARS, MAX_STOP_CHARS, MAX_STOPS
+
+_INT32: Final = 2**31 - 1
+_UINT64: Final = 2**64
+#: Below it a float32 softmax is an argmax.
+_GREEDY_BELOW: Final = 1e-5
+_HOTTEST: Final = 100.0
+
+
+def whole(field: str, value: int, low: int, high: int = _INT32) -> int:
+    """Return `value` if it lies in [low, high]."""
+    if not low <= value <= high:
+        bound = f"at least {low}" if high == _INT32 else f"between {low} and {high}"
+        raise invalid(f"{field} must be {bound}, not {value}", field)
+    return value
+
+
+def temperature(value: float | None) -> float:
+    """Return the temperature; None = 1, and what is too small to matter = 0 (greedy)."""
+    if value is None:
+        return 1.0
+    if not 0.0 <= value <= _HOTTEST:
+        raise invalid(f"temperature must be between 0 and {_HOTTEST:g}, not {value}", "temperature")
+    return value if value >= _GREEDY_BELOW else 0.0
+
+
+def top_p(value: float | None) -> float:
+    """Return top_p; None = 1 = off."""
+    if value is None:
+        return 1.0
+    if not 0.0 < value <= 1.0:
+        raise invalid(f"top_p must be above 0 and at most 1, not {value}", "top_p")
+    return value
+
+
+def top_k(value: int | None, vocab_size: int) -> int:
+    """Return top_k; None, 0 and -1 = 0 = off."""
+    if value is None or value == -1:
+        return 0
+    return min(whole("top_k", value, 0), vocab_size)
+
+
+def seed(value: int | None) -> int | None:
+    """Return the seed as an unsigned number of 64 bits; signed ones are mapped one to one."""
+    if value is None:
+        return None
+    if not -_UINT64 // 2 <= value < _UINT64:
+        raise invalid(f"seed must fit into 64 bits, not {value}", "seed")
+    return value % _UINT64
+
+
+def nth_seed(first: int | None, index: int) -> int | None:
+    """Return the seed of the choice `index` of one prompt."""
+    return None if first is None else (first + index) % _UINT64
+
+
+def stops(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the stop strings."""
+    found = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    if len(found) > MAX_STOPS:
+        raise invalid(f"stop may hold at most {MAX_STOPS} strings, not {len(found)}", "stop")
+    if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in found):
+        raise invalid(f"a stop string has 1 to {MAX_STOP_CHARS} characters", "stop")
+    return found
+
+
+def name(field: str, value: str) -> str:
+    """Return an adapter's name or reference if its length is sane."""
+    if len(value) > MAX_NAME_CHARS:
+        raise invalid(f"{field} is longer than {MAX_NAME_CHARS} characters", field)
+    return value

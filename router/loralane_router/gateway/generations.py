@@ -1,0 +1,180 @@
+"""Opening, reading and closing generations: the mechanics that all text routes share.
+
+Whoever opens generations closes them on every way out, a vanished client included: then row, pages
+and lanes are free again at the shard's next step.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+from loralane_proto import shard_pb2 as pb
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from loralane_router.errors import RequestError
+from loralane_router.requests import Delta, FinishReason, OutToken, TextRequest
+from loralane_router.router import Generation, Router
+
+_T = TypeVar("_T")
+
+#: JSON has no infinity; it is what a token of probability 0 gets on other servers too.
+_LEAST_LOGPROB: Final = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One generation, complete."""
+
+    text: str
+    tokens: tuple[OutToken, ...]
+    finish_reason: FinishReason
+    #: The steps that made it.
+    deltas: tuple[Delta, ...]
+
+
+async def open_all(
+    router: Router, requests: Sequence[TextRequest], *, clamp: bool = False
+) -> list[Generation]:
+    """Open all or none. With `clamp`, max_tokens shrinks to what fits. Raises RequestError."""
+    opened: list[Generation] = []
+    try:
+        for request in requests:
+            opened.append(await _open(router, request, clamp=clamp))
+    except BaseException:
+        await close_all(opened)
+        raise
+    return opened
+
+
+async def _open(router: Router, request: TextRequest, *, clamp: bool) -> Generation:
+    """Without `clamp` a max_tokens that does not fit is refused, as whoever asked for it expects.
+
+    A surface's default that does not fit gives way to "as many as fit": if the request is invalid
+    with the one and valid with the other, that many is less than the default.
+    """
+    try:
+        return await router.open(request)
+    except RequestError as error:
+        if not clamp or error.kind != pb.ERROR_KIND_INVALID_REQUEST:
+            raise
+    unbounded = replace(request.parameters, max_tokens=None)
+    return await router.open(replace(request, parameters=unbounded))
+
+
+async def close_all(generations: Sequence[Generation]) -> None:
+    """Cancel what is not finished."""
+    for generation in generations:
+        await generation.aclose()
+
+
+async def collect_all(generations: Sequence[Generation]) -> list[Answer]:
+    """Read all to their ends and close them. Raises RequestError."""
+    try:
+        return [await _collect(generation) for generation in generations]
+    finally:
+        await close_all(generations)
+
+
+async def _collect(generation: Generation) -> Answer:
+    deltas = [delta async for delta in generation]
+    reason = deltas[-1].finish_reason
+    assert reason is not None, "a generation's last delta has a finish reason"
+    text = "".join(delta.text for delta in deltas)
+    tokens = tuple(token for delta in deltas for token in delta.tokens)
+    return Answer(text, tokens, reason, tuple(deltas))
+
+
+async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Yield all deltas as they come, each with its generation's index. Raises RequestError."""
+    if len(generations) == 1:
+        async for delta in generations[0]:
+            yield 0, delta
+        return
+    arrivals: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue()
+    pumps = [
+        asyncio.create_task(_pump(index, generation, arrivals))
+        for index, generation in enumerate(generations)
+    ]
+    try:
+        running = len(pumps)
+        while running:
+            item = await arrivals.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    index: int,
+    generation: Generation,
+    arrivals: asyncio.Queue[tuple[int, Delta] | Exception | None],
+) -> None:
+    try:
+        async for delta in generation:
+            arrivals.put_nowait((index, delta))
+        arrivals.put_nowait(None)
+    except Exception as error:
+        arrivals.put_nowait(error)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """Return what `work` returns; cancel it when the client disconnects (ClientDisconnect).
+
+    The body must have been read: what `receive` gives next is then the disconnect.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(disconnected(request.receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def finite(logprob: float) -> float:
+    """Return a log-probability that JSON can carry."""
+    return max(logprob, _LEAST_LOGPROB)
+
+
+def opening_headers(generations: Sequence[Generation]) -> dict[str, str]:
+    """Return what is known before the first token."""
+    headers = {"x-prompt-tokens": str(generations[0].prompt_tokens)}
+    if generations[0].adapter_digest:
+        headers["x-loralane-adapter-digest"] = generations[0].adapter_digest
+    return headers
+
+
+def closing_headers(
+    generations: Sequence[Generation], answers: Sequence[Answer], started: float
+) -> dict[str, str]:
+    """Return LoRAX's headers of a complete answer; times in milliseconds since `started`.
+
+    `started` is a reading of `time.perf_counter`.
+    """
+    first = generations[0]
+    return opening_headers(generations) | {
+        "x-generated-tokens": str(sum(len(answer.tokens) for answer in answers)),
+        "x-total-time": f"{(time.perf_counter() - started) * 1000:.0f}",
+        "x-queue-time": f"{first.queue_s * 1000:.0f}",
+        "x-loralane-cold-ms": f"{first.cold_ms:.0f}",
+    }

@@ -1,0 +1,170 @@
+"""What completions and chat share: common fields, adapter and token of a request, envelopes."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from loralane_router.errors import invalid
+from loralane_router.gateway import fields
+from loralane_router.gateway.bodies import Neutral
+from loralane_router.gateway.generations import Answer
+from loralane_router.gateway.limits import MAX_N
+from loralane_router.gateway.sse import one_line
+from loralane_router.requests import FinishReason, Parameters
+from loralane_router.router import Generation, Router
+
+#: Fields of OpenAI, vLLM and LoRAX that would change the answer, and what they may hold.
+NEUTRAL: Final[Neutral] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "prompt_logprobs": (),
+    "use_beam_search": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "response_format": ({"type": "text"},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "logits_processors": ([],),
+    "merged_adapters": (),
+}
+
+#: Clients that cannot leave `model` out send these for "whatever you serve" (huggingface_hub, TGI's
+#: examples); they mean the base unless an adapter has the name.
+_WHATEVER: Final = ("dummy", "tgi")
+
+
+class StreamOptions(msgspec.Struct):
+    """OpenAI's `stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class OpenAIBody(msgspec.Struct):
+    """The fields that completions and chat share; null means not given."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    #: vLLM's and LoRAX's name of the same.
+    ignore_eos: bool | None = None
+    ignore_eos_token: bool | None = None
+    #: LoRAX: names the adapter in place of `model`.
+    adapter_id: str | None = None
+    adapter_source: Literal["hub", "local"] | None = None
+    api_token: str | None = msgspec.field(default=None)
+
+    @property
+    def choices(self) -> int:
+        """The number of choices of each prompt. Raises RequestError."""
+        return 1 if self.n is None else fields.whole("n", self.n, 1, MAX_N)
+
+    @property
+    def streams_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+def parameters(
+    body: OpenAIBody, router: Router, *, max_tokens: int | None, top_logprobs: int | None
+) -> Parameters:
+    """Return the checked parameters; `top_logprobs` None = no log-probabilities at all."""
+    return Parameters(
+        max_tokens=max_tokens,
+        temperature=fields.temperature(body.temperature),
+        top_k=fields.top_k(body.top_k, router.info.vocab_size),
+        top_p=fields.top_p(body.top_p),
+        seed=fields.seed(body.seed),
+        stop=fields.stops(body.stop),
+        ignore_eos=bool(body.ignore_eos or body.ignore_eos_token),
+        logprobs=top_logprobs is not None,
+        top_logprobs=top_logprobs or 0,
+    )
+
+
+def max_tokens_of(field: str, value: int | None, default: int | None) -> int | None:
+    """Return the bound on generated tokens. Raises RequestError."""
+    return default if value is None else fields.whole(field, value, 1)
+
+
+def adapter_of(body: OpenAIBody, router: Router) -> str:
+    """Return the adapter that a request names; "" = base."""
+    if body.adapter_id is not None:
+        return fields.name("adapter_id", body.adapter_id)
+    model = fields.name("model", body.model or "")
+    if model in _WHATEVER and all(entry.name != model for entry in router.adapters()):
+        return ""
+    return model
+
+
+def finish_reason(reason: FinishReason | None) -> str | None:
+    """Return OpenAI's word for why a choice ended."""
+    return "stop" if reason in ("eos", "stop") else reason
+
+
+def usage(generations: Sequence[Generation], choices: int, completion_tokens: int) -> object:
+    """Return the token counts; each prompt counts once, however many choices it has."""
+    prompt_tokens = sum(generation.prompt_tokens for generation in generations[::choices])
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def generated(answers: Sequence[Answer]) -> int:
+    """Return the number of tokens of all answers."""
+    return sum(len(answer.tokens) for answer in answers)
+
+
+class Envelope:
+    """The fields that an answer and all its chunks share; encoded once for a stream."""
+
+    def __init__(self, prefix: str, kind: str, body: OpenAIBody, router: Router) -> None:
+        self.fields = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": body.model or router.info.model_id,
+        }
+        self._head = b"data: " + one_line(self.fields)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if body.streams_usage else b"]}\n\n"
+
+    def chunk(self, choice: object) -> bytes:
+        """Return the event that carries one choice's news."""
+        return self._head + one_line(choice) + self._tail
+
+    def usage_chunk(self, counts: object) -> bytes:
+        """Return the event that carries the token counts and no choice."""
+        return self._head + b'],"usage":' + one_line(counts) + b"}\n\n"
+
+    def complete(self, choices: list[object], counts: object) -> bytes:
+        """Return a whole answer."""
+        return msgspec.json.encode(self.fields | {"choices": choices, "usage": counts})
+
+
+def refuse_too_many(prompts: int, choices: int, most: int) -> None:
+    """Raise RequestError when one request asks for more choices than one may."""
+    if prompts * choices > most:
+        raise invalid(f"prompts times n must be at most {most}, not {prompts * choices}", "prompt")
