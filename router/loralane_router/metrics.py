@@ -1,7 +1,19 @@
 """What the router exports to Prometheus, on a registry of its own."""
 
+from collections import Counter as Tally
+from collections.abc import Iterable
+from typing import Final
+
+from loralane_proto import shard_pb2 as pb
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+#: How tiers are called outside the wire.
+TIER_NAMES: "Final[dict[pb.Tier.ValueType, str]]" = {
+    pb.TIER_REMOTE: "remote",
+    pb.TIER_DISK: "disk",
+    pb.TIER_HOST: "host",
+    pb.TIER_DEVICE: "device",
+}
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -23,15 +35,13 @@ class Metrics:
         self.pages_total = Gauge("loralane_pages", "KV pages of the shard", registry=r)
         self.lanes_free = Gauge("loralane_lanes_free", "Lanes owned by no adapter", registry=r)
         self.lanes_in_use = Gauge(
-            "loralane_lanes_in_use", "Lanes of adapters that rows use or that are pinned", registry=r
+            "loralane_lanes_in_use",
+            "Lanes of adapters that rows use or that are pinned",
+            registry=r,
         )
         self.lanes_total = Gauge("loralane_lanes", "Lanes of the pool", registry=r)
-        self.prompt_tokens = Counter(
-            "loralane_prompt_tokens", "Prompt tokens admitted", registry=r
-        )
-        self.generated_tokens = Counter(
-            "loralane_generated_tokens", "Tokens generated", registry=r
-        )
+        self.prompt_tokens = Counter("loralane_prompt_tokens", "Prompt tokens admitted", registry=r)
+        self.generated_tokens = Counter("loralane_generated_tokens", "Tokens generated", registry=r)
         self.time_to_first_token = Histogram(
             "loralane_time_to_first_token_seconds",
             "From acceptance to the first token",
@@ -60,3 +70,21 @@ class Metrics:
         self.adapters = Gauge(
             "loralane_adapters", "Adapters that the shard knows, by tier", ["tier"], registry=r
         )
+
+    def report(self, capacity: pb.Capacity, waiting: int, running: int) -> None:
+        """Set the gauges of one moment."""
+        self.waiting.set(waiting)
+        self.running.set(running)
+        self.rows_free.set(capacity.rows_free)
+        self.rows_total.set(capacity.rows_total)
+        self.pages_free.set(capacity.pages_free)
+        self.pages_total.set(capacity.pages_total)
+        self.lanes_free.set(capacity.lanes_free)
+        self.lanes_in_use.set(capacity.lanes_in_use)
+        self.lanes_total.set(capacity.lanes_total)
+
+    def report_tiers(self, tiers: "Iterable[pb.Tier.ValueType]") -> None:
+        """Set how many adapters are in each tier."""
+        tally = Tally(tiers)
+        for tier, name in TIER_NAMES.items():
+            self.adapters.labels(name).set(tally[tier])

@@ -1,76 +1,29 @@
 """The router as every surface sees it: open a request, read its deltas, manage adapters."""
 
+import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from itertools import count
+from typing import Final
 
+from loralane_proto import shard_pb2 as pb
+
+from loralane_router.admission import Ask
 from loralane_router.config import RouterConfig
+from loralane_router.connection import Connection
+from loralane_router.dispatch import Dispatcher, Entry
+from loralane_router.errors import RequestError
+from loralane_router.generation import Accepted, Generation
 from loralane_router.metrics import Metrics
-from loralane_router.requests import Delta, TextRequest
+from loralane_router.model import Model, ModelInfo
+from loralane_router.parameters import check, fit, sampling
+from loralane_router.registry import AdapterEntry, Registry, not_found
+from loralane_router.requests import TextRequest
+from loralane_router.shards import unavailable
 
 __all__ = ["AdapterEntry", "Generation", "ModelInfo", "Router"]
 
-
-@dataclass(frozen=True, slots=True)
-class AdapterEntry:
-    """One adapter as users see it. Units: bytes, milliseconds, unix seconds."""
-
-    #: The alias, or the reference where it has none.
-    name: str
-    reference: str
-    digest: str
-    #: "remote", "disk", "host" or "device".
-    tier: str
-    rank: int
-    lanes: int
-    bytes: int
-    targets: int
-    modules: tuple[str, ...]
-    #: Running rows that use it.
-    rows: int
-    pinned: bool
-    load_ms: float
-    last_used: float
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """The base model that the shard serves."""
-
-    model_id: str
-    architecture: str
-    dtype: str
-    device: str
-    #: Prompt and generated tokens together.
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    version: str
-
-
-class Generation:
-    """One accepted request; iterate it for its deltas, close it in `finally`."""
-
-    prompt_tokens: int
-    #: As the user named it; "" for base.
-    adapter: str
-    #: "" for base.
-    adapter_digest: str
-    #: The one in use (drawn where the request had none).
-    seed: int
-    #: Seconds from acceptance to admission; 0 until admitted.
-    queue_s: float
-    #: How long the row waited for its adapter, milliseconds; 0 until its first delta.
-    cold_ms: float
-    #: The one in use (what fits, where the request had none).
-    max_tokens: int
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        """Return the deltas; the last has a finish reason. Raises RequestError on failure."""
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        """Cancel unless finished. Idempotent."""
-        raise NotImplementedError
+#: Seconds after which a request that found the queue full may come back.
+_FULL_RETRY_S: Final = 1.0
 
 
 class Router:
@@ -79,46 +32,172 @@ class Router:
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
         self.metrics = Metrics()
-        #: Whether the shard answers; requests are refused (503) while it does not.
-        self.ready = False
+        self._dispatcher = Dispatcher(self.metrics)
+        self._registry = Registry(config.served_model_name)
+        self._connection = Connection(
+            config.shards[0], self._dispatcher, self._registry, self.metrics
+        )
+        self._request_ids = count(1)
+        #: Requests inside `open`, which will wait unless they are refused.
+        self._opening = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the shard answers; requests are refused (503) while it does not."""
+        return self._connection.ready
 
     @property
     def info(self) -> ModelInfo:
         """The base model. Raises RequestError (503) before the shard was first reached."""
-        raise NotImplementedError
+        return self._connection.model.info
 
     async def start(self) -> None:
-        """Connect to the shard and read its tokenizer; waits until both are there."""
-        raise NotImplementedError
+        """Connect to the shard and stay connected until `close`. Does not wait for the shard."""
+        await self._connection.start()
 
     async def close(self) -> None:
         """End every request with one error and disconnect. Idempotent."""
-        raise NotImplementedError
+        await self._connection.close()
+
+    def ready_changes(self) -> AsyncIterator[bool]:
+        """Return `ready` as it is now and after every change, without end."""
+        return self._connection.changes()
+
+    async def wait_ready(self) -> None:
+        """Return when the shard answers."""
+        async for ready in self.ready_changes():
+            if ready:
+                return
 
     async def open(self, request: TextRequest) -> Generation:
         """Validate, tokenize, resolve the adapter and enqueue. Raises RequestError."""
-        raise NotImplementedError
+        arrived = self._dispatcher.now()
+        model = self._live_model()
+        if self._dispatcher.waiting + self._opening >= self.config.max_queue:
+            raise RequestError(
+                pb.ERROR_KIND_OVERLOADED,
+                f"{self.config.max_queue} requests are waiting already; try again later",
+                retry_after_s=_FULL_RETRY_S,
+            )
+        self._opening += 1
+        try:
+            check(request.parameters)
+            prompt = await model.prompt_ids(request)
+            max_tokens = fit(len(prompt), request.parameters.max_tokens, model.info.max_model_len)
+            adapter = await self._resolve(request.adapter, request.token)
+        finally:
+            self._opening -= 1
+        if self._live_model() is not model:
+            raise unavailable("the shard was replaced meanwhile; send the request again")
+        return self._submit(model, request, prompt, max_tokens, adapter, arrived)
 
     def tokenize(self, text: str) -> list[tuple[int, str, int, int]]:
         """Return (id, text, start, stop) of every token; offsets in characters."""
-        raise NotImplementedError
+        return self._connection.model.codec.spans(text)
 
     def adapters(self) -> list[AdapterEntry]:
         """Return the adapters as last seen, without asking the shard."""
-        raise NotImplementedError
+        return self._registry.entries()
 
     async def list_adapters(self) -> list[AdapterEntry]:
         """Ask the shard and return all adapters it knows. Raises RequestError."""
-        raise NotImplementedError
+        self._dispatcher.note_pins(await self._registry.refresh(self._connection.shard))
+        self.metrics.report_tiers(self._registry.tiers())
+        return self._registry.entries()
 
     async def load_adapter(self, name: str, reference: str, token: str | None) -> AdapterEntry:
         """Give `reference` a name and make it resident. Raises RequestError."""
-        raise NotImplementedError
+        shard = self._connection.shard
+        self._registry.check_alias(name)
+        resolved = await self._registry.resolve(shard, reference, token)
+        adapter = await shard.load(resolved.digest)
+        self._registry.add_alias(name, reference, adapter.digest)
+        return self._updated(name, adapter)
 
     async def unload_adapter(self, name: str) -> tuple[int, int]:
-        """Forget an adapter; return (freed host bytes, freed lanes). Raises RequestError."""
-        raise NotImplementedError
+        """Forget an adapter; return (freed host bytes, freed lanes).
+
+        Raises RequestError: not found, or a request waits for it or uses it.
+        """
+        await self.list_adapters()
+        adapter = self._registry.find(name)
+        if adapter is None:
+            raise not_found(name)
+        if self._dispatcher.needs(adapter.digest):
+            raise RequestError(
+                pb.ERROR_KIND_IN_USE,
+                f"requests wait for adapter {name!r} or use it; unload it when they have ended",
+            )
+        reply = await self._connection.shard.unload(adapter.digest)
+        self._registry.forget(adapter)
+        self.metrics.report_tiers(self._registry.tiers())
+        return reply.freed_host_bytes, reply.freed_lanes
 
     async def pin_adapter(self, name: str, pinned: bool) -> AdapterEntry:
         """Protect an adapter from eviction, or no longer. Raises RequestError."""
-        raise NotImplementedError
+        await self.list_adapters()
+        shard = self._connection.shard
+        adapter = self._registry.find(name) or await self._registry.resolve(shard, name, None)
+        return self._updated(name, await shard.pin(adapter.digest, pinned))
+
+    def _updated(self, name: str, adapter: pb.Adapter) -> AdapterEntry:
+        self._dispatcher.note_pins([adapter])
+        entry = self._registry.update(name, adapter)
+        self.metrics.report_tiers(self._registry.tiers())
+        return entry
+
+    def _live_model(self) -> Model:
+        """Return the connected shard's model. Raises RequestError (503) while there is none."""
+        if not self.ready:
+            raise unavailable("the shard is not connected; try again when the router is ready")
+        return self._connection.model
+
+    async def _resolve(self, name: str, token: str | None) -> pb.Adapter:
+        """Return the adapter that a request names; one without a digest is the base model."""
+        if self._registry.is_base(name):
+            return pb.Adapter()
+        adapter = await self._registry.resolve(self._connection.shard, name, token)
+        self._dispatcher.note_pins([adapter])
+        return adapter
+
+    def _submit(
+        self,
+        model: Model,
+        request: TextRequest,
+        prompt: list[int],
+        max_tokens: int,
+        adapter: pb.Adapter,
+        arrived: float,
+    ) -> Generation:
+        pages = self._dispatcher.needed_pages(len(prompt) + max_tokens, adapter)
+        seed = request.parameters.seed
+        accepted = Accepted(
+            request_id=next(self._request_ids),
+            prompt_tokens=len(prompt),
+            adapter=request.adapter if adapter.digest else "",
+            digest=adapter.digest,
+            seed=secrets.randbits(64) if seed is None else seed,
+            max_tokens=max_tokens,
+            stop=request.parameters.stop,
+        )
+        generation = Generation(accepted, model.codec, self._dispatcher.cancel)
+        ask = Ask(accepted.request_id, adapter.digest, pages, adapter.lanes, arrived)
+        admission = _admission(accepted, request, prompt, model.info)
+        self._dispatcher.submit(Entry(ask, admission, generation))
+        return generation
+
+
+def _admission(
+    accepted: Accepted, request: TextRequest, prompt: list[int], info: ModelInfo
+) -> pb.Admission:
+    p = request.parameters
+    return pb.Admission(
+        request_id=accepted.request_id,
+        digest=accepted.digest,
+        prompt=prompt,
+        max_tokens=accepted.max_tokens,
+        stop_token_ids=() if p.ignore_eos else info.eos_token_ids,
+        sampling=sampling(p, accepted.seed),
+        want_logprobs=p.logprobs,
+        top_logprobs=p.top_logprobs,
+    )

@@ -1,0 +1,264 @@
+"""The router's one loop: waiting requests to the shard, the shard's steps to the requests.
+
+State lives in `Dispatcher` and is touched only on its event loop, so there are no locks. What is
+admitted next is decided by `admission.admit`, a pure function.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from loralane_proto import shard_pb2 as pb
+
+from loralane_router.admission import Ask, admit
+from loralane_router.errors import RequestError
+from loralane_router.generation import Generation
+from loralane_router.ledger import Ledger
+from loralane_router.metrics import Metrics
+from loralane_router.queues import Queues
+from loralane_router.shards import RunStream, unavailable
+
+_log = logging.getLogger(__name__)
+
+#: Seconds before a request that the shard refused is sent again: doubled each time, up to the last.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+#: About a minute of refusals.
+_MOST_REFUSALS: Final = 64
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request from acceptance to its end."""
+
+    ask: Ask
+    admission: pb.Admission
+    generation: Generation
+    refusals: int = 0
+    #: When the last tokens came, or 0 before the first.
+    last_tokens: float = 0.0
+
+
+class Dispatcher:
+    """Queues, running rows and the count of the shard's room."""
+
+    def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        #: Accepted and not ended, waiting or running.
+        self._entries: dict[int, Entry] = {}
+        self._queues = Queues()
+        self._cancels: list[int] = []
+        self._ledger: Ledger | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for admission."""
+        return len(self._queues)
+
+    def now(self) -> float:
+        """Return the dispatcher's time, seconds."""
+        return self._clock()
+
+    def wake(self) -> None:
+        """Let the loop look at its state again."""
+        self._wake.set()
+
+    def needed_pages(self, tokens: int, adapter: pb.Adapter) -> int:
+        """Return how many pages so many tokens take.
+
+        Raises RequestError if the shard could not hold them, or the adapter's lanes, even if it
+        were empty; or if it is not connected.
+        """
+        if self._ledger is None:
+            raise unavailable("the shard is not connected")
+        pages, capacity = self._ledger.pages(tokens), self._ledger.capacity
+        if pages > capacity.pages_total:
+            raise RequestError(
+                pb.ERROR_KIND_INVALID_REQUEST,
+                f"prompt and max_tokens take {pages} pages of {capacity.page_tokens} tokens and "
+                f"the shard has {capacity.pages_total}; lower max_tokens or shorten the prompt",
+                param="max_tokens",
+            )
+        lanes = adapter.lanes
+        if lanes > capacity.lanes_total:
+            raise RequestError(
+                pb.ERROR_KIND_TOO_LARGE,
+                f"the adapter takes {lanes} lanes and the shard has {capacity.lanes_total}",
+            )
+        pinned = self._ledger.pinned_lanes(without=adapter.digest)
+        if lanes > capacity.lanes_total - pinned:
+            raise RequestError(
+                pb.ERROR_KIND_OVERLOADED,
+                f"the adapter takes {lanes} lanes, but pinned adapters hold {pinned} of "
+                f"{capacity.lanes_total}; unpin one",
+                retry_after_s=_LONGEST_PAUSE_S,
+            )
+        return pages
+
+    def submit(self, entry: Entry) -> None:
+        """Put a request in its adapter's queue."""
+        self._entries[entry.ask.request_id] = entry
+        self._queues.append(entry.ask)
+        self._wake.set()
+
+    def cancel(self, request_id: int) -> None:
+        """Give up a request: at once if it waits, by telling the shard if it runs."""
+        if request_id in self._queues:
+            self._queues.remove(request_id)
+            del self._entries[request_id]
+        elif request_id in self._entries:
+            self._cancels.append(request_id)
+        self._wake.set()
+
+    def needs(self, digest: str) -> bool:
+        """Whether a waiting or running request refers to this adapter."""
+        running = self._ledger is not None and self._ledger.uses(digest)
+        return running or self._queues.waits_for(digest)
+
+    def note_pins(self, adapters: Iterable[pb.Adapter]) -> None:
+        """Take over what the shard said about pinned adapters."""
+        if self._ledger is not None:
+            for adapter in adapters:
+                self._ledger.pin(adapter)
+
+    def connect(self, capacity: pb.Capacity) -> None:
+        """Accept requests from here on, for the stream that `serve` gets next."""
+        self._ledger = Ledger(capacity)
+        self._report()
+
+    async def serve(self, stream: RunStream, observer: Callable[[pb.StepReply], None]) -> None:
+        """Dispatch until the stream breaks (RequestError) or the task is cancelled.
+
+        Afterwards every request has ended. `observer` sees every step.
+        """
+        error = unavailable("the connection to the shard was closed")
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                for step in stream.take():
+                    self._apply(step)
+                    observer(step)
+                if (batch := self._batch()) is not None:
+                    await stream.write(batch)
+                self._report()
+        except RequestError as exc:
+            error = exc
+            raise
+        finally:
+            self._end_all(error)
+
+    def check(self) -> None:
+        """Assert that nothing is lost: what is neither queued nor running has ended."""
+        assert len(self._queues) <= len(self._entries)
+        if self._ledger is not None:
+            self._ledger.check()
+
+    def _batch(self) -> pb.RunRequest | None:
+        """Return what to send now, None if nothing; admissions count as running from here on."""
+        admitted = self._admit(self._clock())
+        if not admitted and not self._cancels:
+            return None
+        running = [request_id for request_id in self._cancels if request_id in self._entries]
+        self._cancels.clear()
+        return pb.RunRequest(admit=admitted, cancel=running)
+
+    def _admit(self, now: float) -> list[pb.Admission]:
+        assert self._ledger is not None
+        if not len(self._queues):
+            return []
+        admitted = []
+        for ask in admit(self._queues.lines(now), self._ledger.room(), now):
+            self._queues.take(ask, now)
+            self._ledger.take(ask, now)
+            entry = self._entries[ask.request_id]
+            entry.generation.queue_s = now - ask.arrived
+            admitted.append(entry.admission)
+        return admitted
+
+    def _apply(self, step: pb.StepReply) -> None:
+        assert self._ledger is not None
+        now = self._clock()
+        for row in step.rows:
+            entry = self._entries.get(row.request_id)
+            if entry is None or row.request_id in self._queues:
+                continue
+            self._measure(entry, row, now)
+            self._deliver(entry, row, now)
+        self._ledger.observe(step.capacity)
+
+    def _deliver(self, entry: Entry, row: pb.Row, now: float) -> None:
+        generation = entry.generation
+        if row.finish_reason == pb.FINISH_REASON_UNSPECIFIED:
+            had_finished = generation.finished
+            self._feed(generation, row)
+            if generation.finished and not had_finished:
+                self._cancels.append(row.request_id)
+            return
+        assert self._ledger is not None
+        self._ledger.release(entry.ask)
+        if self._refused(entry, row) and not generation.finished:
+            self._put_back(entry, now)
+            return
+        del self._entries[row.request_id]
+        self._feed(generation, row)
+        if row.finish_reason == pb.FINISH_REASON_ERROR:
+            generation.fail(RequestError.from_proto(row.error))
+        elif row.finish_reason == pb.FINISH_REASON_CANCELLED:
+            generation.fail(unavailable("the shard gave up this request"))
+
+    def _feed(self, generation: Generation, row: pb.Row) -> None:
+        try:
+            generation.accept(row)
+        except Exception:  # one request's text must not end the loop that serves all
+            _log.exception("request %d: its tokens cannot be decoded", row.request_id)
+            generation.fail(RequestError(pb.ERROR_KIND_INTERNAL, "the tokens cannot be decoded"))
+
+    def _refused(self, entry: Entry, row: pb.Row) -> bool:
+        """Whether the shard had no room after all, before the first token."""
+        return (
+            row.finish_reason == pb.FINISH_REASON_ERROR
+            and row.error.kind == pb.ERROR_KIND_OVERLOADED
+            and not entry.last_tokens
+            and entry.refusals < _MOST_REFUSALS
+        )
+
+    def _put_back(self, entry: Entry, now: float) -> None:
+        pause = min(_FIRST_PAUSE_S * 2**entry.refusals, _LONGEST_PAUSE_S)
+        entry.refusals += 1
+        self._queues.put_back(entry.ask, now + pause)
+        asyncio.get_running_loop().call_later(pause, self._wake.set)
+
+    def _measure(self, entry: Entry, row: pb.Row, now: float) -> None:
+        metrics, tokens = self._metrics, len(row.tokens)
+        if row.cold_ms:
+            metrics.adapter_cold.observe(row.cold_ms / 1000)
+        if not tokens:
+            return
+        metrics.generated_tokens.inc(tokens)
+        if entry.last_tokens:
+            metrics.inter_token.observe((now - entry.last_tokens) / tokens)
+        else:
+            metrics.prompt_tokens.inc(entry.generation.prompt_tokens)
+            metrics.queue.observe(entry.generation.queue_s)
+            metrics.time_to_first_token.observe(now - entry.ask.arrived)
+        entry.last_tokens = now
+
+    def _report(self) -> None:
+        assert self._ledger is not None
+        waiting = len(self._queues)
+        self._metrics.report(self._ledger.capacity, waiting, len(self._entries) - waiting)
+
+    def _end_all(self, error: RequestError) -> None:
+        self._ledger = None
+        self._queues.clear()
+        self._cancels.clear()
+        for entry in self._entries.values():
+            entry.generation.fail(error)
+        self._entries.clear()
+        self._metrics.waiting.set(0)
+        self._metrics.running.set(0)

@@ -1,0 +1,177 @@
+"""What users call adapters, and what the shard was last seen to know about them.
+
+A name is resolved by the shard for every request: it checks this caller's token for this adapter
+and notices files that were replaced. So nothing that decides a request is cached here.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from loralane_proto import shard_pb2 as pb
+
+from loralane_router.errors import RequestError, invalid
+from loralane_router.metrics import TIER_NAMES
+from loralane_router.shards import ShardClient
+
+#: More adapters than this are not remembered, the longest known goes first.
+_MOST_KNOWN: Final = 10_000
+_MOST_NAME_CHARACTERS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterEntry:
+    """One adapter as users see it. Units: bytes, milliseconds, unix seconds."""
+
+    #: The alias, or the reference where it has none.
+    name: str
+    reference: str
+    #: "" for an alias that nobody used yet.
+    digest: str
+    #: "remote", "disk", "host" or "device".
+    tier: str
+    rank: int
+    lanes: int
+    bytes: int
+    #: Number of (layer, module) that it changes.
+    targets: int
+    modules: tuple[str, ...]
+    #: Running rows that use it.
+    rows: int
+    pinned: bool
+    load_ms: float
+    last_used: float
+
+
+class Registry:
+    """Aliases and known adapters. Owned by the router, on its event loop."""
+
+    def __init__(self, served_model_name: str | None) -> None:
+        self._served_model_name = served_model_name
+        self._base_names: frozenset[str] = frozenset({""})
+        #: Given to the shard with --adapter; replaced on every connection.
+        self._configured: dict[str, str] = {}
+        #: Given through `load`; these go before the configured ones.
+        self._loaded: dict[str, str] = {}
+        #: By digest.
+        self._known: dict[str, pb.Adapter] = {}
+        #: The digest that a reference had when it was last resolved, for aliases only.
+        self._digests: dict[str, str] = {}
+
+    def connect(self, info: pb.InfoReply) -> None:
+        """Take over a shard's aliases and the names of its base model."""
+        names = {"", info.model_id, info.model_id.rstrip("/").rpartition("/")[2]}
+        self._base_names = frozenset(names | {self._served_model_name or ""})
+        self._configured = {alias.name: alias.reference for alias in info.aliases}
+
+    def is_base(self, name: str) -> bool:
+        """Whether a name means the base model. An alias goes before a base name."""
+        return name in self._base_names and name not in self._aliases
+
+    async def resolve(self, shard: ShardClient, name: str, token: str | None) -> pb.Adapter:
+        """Return the adapter that a name means now. Raises RequestError if it cannot be had."""
+        reference = self._aliases.get(name, name)
+        adapter = await shard.resolve(reference, token)
+        self._remember(adapter)
+        if reference in self._aliases.values():
+            self._digests[reference] = adapter.digest
+        return adapter
+
+    async def refresh(self, shard: ShardClient) -> list[pb.Adapter]:
+        """Ask the shard for all it knows, which replaces what was known."""
+        adapters = await shard.list()
+        self._known = {adapter.digest: adapter for adapter in adapters[-_MOST_KNOWN:]}
+        return adapters
+
+    def update(self, name: str, adapter: pb.Adapter) -> AdapterEntry:
+        """Take over what the shard said about one adapter; return it as its user sees it."""
+        self._remember(adapter)
+        return _entry(name, adapter)
+
+    def observe(self, changes: Iterable[pb.Residency]) -> None:
+        """Take over residency changes."""
+        for change in changes:
+            known = self._known.get(change.digest)
+            if known is not None:
+                known.tier = change.tier
+
+    def add_alias(self, name: str, reference: str, digest: str) -> None:
+        """Call a reference by a name from now on."""
+        if name != reference:
+            self._loaded[name] = reference
+            self._digests[reference] = digest
+
+    def check_alias(self, name: str) -> None:
+        """Raise RequestError (400) for a name that no adapter may have."""
+        if name in self._base_names:
+            raise invalid(f"{name!r} means the base model; choose another name", "name")
+        if len(name) > _MOST_NAME_CHARACTERS or not name.isprintable():
+            raise invalid(
+                f"a name has at most {_MOST_NAME_CHARACTERS} printable characters", "name"
+            )
+
+    def forget(self, adapter: pb.Adapter) -> None:
+        """Drop an unloaded adapter and the aliases that `add_alias` gave it."""
+        gone = [name for name in self._loaded if self.find(name) is adapter]
+        for name in gone:
+            self._digests.pop(self._loaded.pop(name), None)
+        self._known.pop(adapter.digest, None)
+
+    def find(self, name: str) -> pb.Adapter | None:
+        """Return a known adapter by alias, reference or digest."""
+        reference = self._aliases.get(name, name)
+        digest = self._digests.get(reference, reference)
+        if digest in self._known:
+            return self._known[digest]
+        same = (adapter for adapter in self._known.values() if adapter.reference == reference)
+        return next(same, None)
+
+    def entries(self) -> list[AdapterEntry]:
+        """Return one entry per alias, then the known adapters that have none; by name."""
+        aliased = {name: self.find(name) for name in self._aliases}
+        named = {adapter.digest for adapter in aliased.values() if adapter is not None}
+        entries = [
+            _entry(name, adapter or pb.Adapter(reference=self._aliases[name], tier=pb.TIER_REMOTE))
+            for name, adapter in aliased.items()
+        ]
+        others = [adapter for adapter in self._known.values() if adapter.digest not in named]
+        entries += [_entry(adapter.reference, adapter) for adapter in others]
+        return sorted(entries, key=lambda entry: entry.name)
+
+    def tiers(self) -> "Collection[pb.Tier.ValueType]":
+        """Return the tier of every known adapter."""
+        return [adapter.tier for adapter in self._known.values()]
+
+    @property
+    def _aliases(self) -> dict[str, str]:
+        return self._configured | self._loaded
+
+    def _remember(self, adapter: pb.Adapter) -> None:
+        self._known[adapter.digest] = adapter
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+
+def not_found(name: str) -> RequestError:
+    """Return the error of naming an adapter that the shard does not hold."""
+    return RequestError(
+        pb.ERROR_KIND_NOT_FOUND, f"the shard knows no adapter {name!r}; load it first", param="name"
+    )
+
+
+def _entry(name: str, adapter: pb.Adapter) -> AdapterEntry:
+    return AdapterEntry(
+        name=name,
+        reference=adapter.reference,
+        digest=adapter.digest,
+        tier=TIER_NAMES.get(adapter.tier, "remote"),
+        rank=adapter.rank,
+        lanes=adapter.lanes,
+        bytes=adapter.bytes,
+        targets=adapter.targets,
+        modules=tuple(adapter.modules),
+        rows=adapter.rows,
+        pinned=adapter.pinned,
+        load_ms=adapter.load_ms,
+        last_used=adapter.last_used,
+    )

@@ -1,0 +1,169 @@
+"""The router's end of one shard: unary calls, and the one stream on which rows run.
+
+Whatever goes wrong on the wire leaves here as a `RequestError`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import grpc
+import grpc.aio
+from loralane_proto import shard_pb2 as pb
+from loralane_proto import shard_pb2_grpc
+
+from loralane_router.errors import RequestError
+
+ERROR_TRAILER: Final = "loralane-error-bin"
+_MESSAGE_BYTES: Final = 64 * 2**20
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.max_send_message_length", _MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+    # A silent machine is noticed within 10 + 5 s while the stream is open; a dead process at once.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+#: Seconds. Resolving may download headers, loading may download an adapter.
+_QUICK_S, _RESOLVE_S, _LOAD_S = 10.0, 120.0, 900.0
+_RETRY_S: Final = 1.0
+
+T = TypeVar("T")
+
+
+class RunStream:
+    """The open `Run` stream: `write` admissions, `take` the steps that have arrived.
+
+    One reader task; it calls `wake` whenever there is something to take.
+    """
+
+    def __init__(
+        self,
+        call: "grpc.aio.StreamStreamCall[pb.RunRequest, pb.StepReply]",
+        wake: Callable[[], None],
+    ) -> None:
+        self._call = call
+        self._wake = wake
+        self._steps: deque[pb.StepReply] = deque()
+        self._error: RequestError | None = None
+        self._reader = asyncio.create_task(self._read(), name="shard-run-reader")
+
+    async def write(self, request: pb.RunRequest) -> None:
+        """Send one message. Raises RequestError when the stream is broken."""
+        try:
+            await self._call.write(request)
+        except grpc.aio.AioRpcError as exc:
+            raise request_error(exc) from exc
+        except asyncio.InvalidStateError as exc:
+            raise unavailable("the shard closed the stream") from exc
+
+    def take(self) -> list[pb.StepReply]:
+        """Return the steps since the last call, then raise RequestError if the stream is broken."""
+        if not self._steps and self._error is not None:
+            raise self._error
+        steps = list(self._steps)
+        self._steps.clear()
+        if self._error is not None:
+            self._wake()
+        return steps
+
+    async def aclose(self) -> None:
+        """Close the stream; the shard cancels its rows."""
+        self._call.cancel()
+        self._reader.cancel()
+        await asyncio.wait([self._reader])
+
+    async def _read(self) -> None:
+        error = unavailable("the shard closed the stream")
+        try:
+            async for step in self._call:
+                self._steps.append(step)
+                self._wake()
+        except grpc.aio.AioRpcError as exc:
+            error = request_error(exc)
+        self._error = error
+        self._wake()
+
+
+class ShardClient:
+    """All calls to one shard. Every method raises RequestError, and nothing else, on failure."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._stub: shard_pb2_grpc.ShardAsyncStub = shard_pb2_grpc.ShardStub(self._channel)  # type: ignore[assignment]
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._channel.close()
+
+    async def info(self) -> pb.InfoReply:
+        """Return what the shard serves and holds."""
+        return await _wrapped(self._stub.Info(pb.InfoRequest(), timeout=_QUICK_S))
+
+    async def tokenizer_files(self) -> dict[str, bytes]:
+        """Return the tokenizer's files by name."""
+        parts: dict[str, bytearray] = {}
+        call = self._stub.TokenizerFiles(pb.TokenizerFilesRequest(), timeout=_RESOLVE_S)
+        try:
+            async for chunk in call:
+                parts.setdefault(chunk.name, bytearray()).extend(chunk.data)
+        except grpc.aio.AioRpcError as exc:
+            raise request_error(exc) from exc
+        return {name: bytes(data) for name, data in parts.items()}
+
+    async def resolve(self, reference: str, token: str | None) -> pb.Adapter:
+        """Return the adapter that a reference names now, if this token reaches it."""
+        request = pb.ResolveAdapterRequest(reference=reference, token=token or "")
+        return await _wrapped(self._stub.ResolveAdapter(request, timeout=_RESOLVE_S))
+
+    async def load(self, digest: str) -> pb.Adapter:
+        """Make an adapter resident; returns when it is."""
+        request = pb.LoadAdapterRequest(digest=digest)
+        return await _wrapped(self._stub.LoadAdapter(request, timeout=_LOAD_S))
+
+    async def unload(self, digest: str) -> pb.UnloadAdapterReply:
+        """Make the shard forget an adapter that no row uses."""
+        request = pb.UnloadAdapterRequest(digest=digest)
+        return await _wrapped(self._stub.UnloadAdapter(request, timeout=_QUICK_S))
+
+    async def pin(self, digest: str, pinned: bool) -> pb.Adapter:
+        """Protect an adapter from eviction, or no longer."""
+        request = pb.PinAdapterRequest(digest=digest, pinned=pinned)
+        return await _wrapped(self._stub.PinAdapter(request, timeout=_LOAD_S))
+
+    async def list(self) -> list[pb.Adapter]:
+        """Return all adapters that the shard knows."""
+        reply = await _wrapped(self._stub.ListAdapters(pb.ListAdaptersRequest(), timeout=_QUICK_S))
+        return [*reply.adapters]
+
+    def run(self, wake: Callable[[], None]) -> RunStream:
+        """Open the stream on which rows run; `wake` is called when something arrived."""
+        return RunStream(self._stub.Run(), wake)
+
+
+async def _wrapped(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as exc:
+        raise request_error(exc) from exc
+
+
+def request_error(exc: grpc.aio.AioRpcError) -> RequestError:
+    """Return the error that a shard sent with a failed call, or what its status code means."""
+    for key, value in exc.trailing_metadata() or ():
+        if key == ERROR_TRAILER and isinstance(value, bytes):
+            return RequestError.from_proto(pb.Error.FromString(value))
+    detail = exc.details() or exc.code().name
+    if exc.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
+        return RequestError(pb.ERROR_KIND_INTERNAL, f"the shard failed: {detail}")
+    return unavailable(f"the shard does not answer: {detail}")
+
+
+def unavailable(message: str) -> RequestError:
+    """Return the error of a request that may succeed once the shard is back (503)."""
+    return RequestError(pb.ERROR_KIND_UNAVAILABLE, message, retry_after_s=_RETRY_S)
