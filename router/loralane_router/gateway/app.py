@@ -2,8 +2,8 @@
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
 
 from loralane_router.errors import RequestError
 from loralane_router.gateway import admin, chat, completions, health, models, native
@@ -13,10 +13,10 @@ from loralane_router.gateway.limits import Limits
 from loralane_router.router import Router
 
 
-def create_app(router: Router, limits: Limits | None = None) -> Starlette:
+def create_app(router: Router, limits: Limits | None = None) -> ASGIApp:
     """Return the application; the router is started and closed by whoever made it."""
     limits = limits or Limits()
-    return Starlette(
+    app = Starlette(
         routes=[
             *completions.routes(router, limits),
             *chat.routes(router, limits),
@@ -25,7 +25,6 @@ def create_app(router: Router, limits: Limits | None = None) -> Starlette:
             *native.routes(router, limits),
             *health.routes(router),
         ],
-        middleware=[Middleware(Access, requests=router.metrics.requests)],
         exception_handlers={
             ClientDisconnect: client_gone,
             RequestError: render,
@@ -33,3 +32,4 @@ def create_app(router: Router, limits: Limits | None = None) -> Starlette:
             Exception: render,
         },
     )
+    return Access(app, router.metrics.requests)

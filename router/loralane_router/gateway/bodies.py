@@ -24,8 +24,8 @@ Neutral = Mapping[str, tuple[object, ...]]
 #: A body that is too long is still read so far, unstored: a client that is writing hears no answer.
 _DRAIN: Final = 16
 
-_AT = re.compile(r"(?P<what>.*) - at `\$(?P<key>\.\.\.)?\.?(?P<path>.*)`")
-_MISSING = re.compile(r"Object missing required field `(?P<path>\w+)`")
+_AT: Final = re.compile(r"(?P<what>.*) - at `\$\.?(?P<path>.*)`")
+_MISSING: Final = re.compile(r"Object missing required field `(?P<field>\w+)`")
 
 
 async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
@@ -100,10 +100,10 @@ def refuse_unsupported(body: Mapping[str, Any], neutral: Neutral) -> None:
 
 
 def _named(message: str) -> RequestError:
+    what, path = message, ""
     if match := _AT.fullmatch(message):
-        path = match["path"] or "body"
-        what = match["what"]
-        return invalid(f"{path}: {what[0].lower()}{what[1:]}", path)
-    if match := _MISSING.fullmatch(message):
-        return invalid(f"{match['path']} is required", match["path"])
-    return invalid(message)
+        what, path = match["what"], match["path"]
+    if match := _MISSING.fullmatch(what):
+        path = f"{path}.{match['field']}".removeprefix(".")
+        return invalid(f"{path} is required", path)
+    return invalid(f"{path or 'the body'}: {what[0].lower()}{what[1:]}", path or None)
