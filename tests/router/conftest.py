@@ -19,6 +19,8 @@ from loralane_router.router import Router
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 VOCAB, BOS, EOS = 260, 256, 257
+#: Without it a gRPC server hangs up on a router that pings an idle stream.
+PINGS_ARE_WELCOME = (("grpc.http2.min_ping_interval_without_data_ms", 500),)
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
 
 
@@ -100,6 +102,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         self.batches: list[list[str]] = []
         self.admissions: list[pb.Admission] = []
         self.cancels: list[int] = []
+        self.file_requests = 0
         #: What the router admitted beyond capacity.
         self.violations: list[str] = []
         self.resolved: list[tuple[str, str]] = []
@@ -111,7 +114,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
             adapter.digest = adapter.digest or f"digest-of-{reference}"
 
     async def start(self) -> None:
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(options=PINGS_ARE_WELCOME)
         shard_pb2_grpc.add_ShardServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
@@ -148,6 +151,9 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         for name, data in self.files.items():
             for start in range(0, len(data), 1000):
                 yield pb.FileChunk(name=name, data=data[start : start + 1000])
+        async with self.news:
+            self.file_requests += 1
+            self.news.notify_all()
 
     async def ResolveAdapter(self, request, context):
         self.resolved.append((request.reference, request.token))
@@ -319,6 +325,11 @@ async def _abort(context, kind, message: str) -> None:
     error = pb.Error(kind=kind, message=message)
     trailer = (("loralane-error-bin", error.SerializeToString()),)
     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message, trailer)
+
+
+@pytest.fixture
+def good_tokenizer_files() -> dict[str, bytes]:
+    return tokenizer_files()
 
 
 StartShard = Callable[..., Awaitable[FakeShard]]

@@ -22,9 +22,7 @@ def byte_level() -> Tokenizer:
 def byte_fallback() -> Tokenizer:
     tokens = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "▁a", "b", "▁▁", "你", "\ufffd"]
     vocab = {token: id for id, token in enumerate(tokens)}
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True)
-    )
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
@@ -51,7 +49,9 @@ def word_piece() -> Tokenizer:
 
 
 def codec(tokenizer: Tokenizer) -> Codec:
-    tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    tokenizer.add_special_tokens(
+        [AddedToken("<s>", special=True), AddedToken("</s>", special=True)]
+    )
     tokenizer.add_tokens([AddedToken("<tool>", special=False)])
     files = {"tokenizer.json": tokenizer.to_str().encode()}
     return Codec(files, tokenizer.get_vocab_size() + 3)

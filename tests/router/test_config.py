@@ -1,0 +1,25 @@
+import pytest
+from loralane_router.config import RouterConfig
+
+
+def test_defaults_are_valid():
+    assert RouterConfig(shards=("127.0.0.1:9000",)).max_queue == 1024
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"shards": ()}, "exactly one shard"),
+        ({"shards": ("a:1", "b:2")}, "exactly one shard"),
+        ({"shards": ("localhost",)}, "HOST:PORT"),
+        ({"shards": ("localhost:70000",)}, "HOST:PORT"),
+        ({"port": -1}, "port"),
+        ({"grpc_port": 65536}, "grpc_port"),
+        ({"log_format": "xml"}, "log_format"),
+        ({"max_queue": 0}, "max_queue"),
+        ({"served_model_name": ""}, "served_model_name"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        RouterConfig(**({"shards": ("127.0.0.1:9000",)} | settings))

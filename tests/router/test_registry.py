@@ -1,0 +1,144 @@
+"""Adapters by the names that users give them."""
+
+import pytest
+from loralane_router.errors import RequestError
+from loralane_router.requests import Parameters, TextRequest
+
+
+async def text(router, adapter: str) -> str:
+    generation = await router.open(TextRequest(adapter, "a", Parameters(max_tokens=2)))
+    return "".join([delta.text async for delta in generation])
+
+
+async def test_an_alias_of_the_shard_is_a_name(start_shard, start_router):
+    shard = await start_shard({"org/two": {"increment": 2}}, aliases={"deux": "org/two"})
+    router = await start_router(shard)
+
+    assert await text(router, "deux") == await text(router, "org/two") == "ce"
+    (entry,) = router.adapters()
+    assert (entry.name, entry.reference, entry.digest) == ("deux", "org/two", "digest-of-org/two")
+
+
+async def test_a_loaded_adapter_is_resident_and_has_its_name(start_shard, start_router):
+    shard = await start_shard({"org/two": {"increment": 2, "token": "t"}})
+    router = await start_router(shard)
+
+    entry = await router.load_adapter("mine", "org/two", "t")
+
+    assert (entry.name, entry.tier, entry.lanes, entry.modules) == (
+        "mine",
+        "device",
+        8,
+        ("q_proj", "v_proj"),
+    )
+    with pytest.raises(RequestError) as caught:
+        await text(router, "mine")
+    assert caught.value.status.http == 403
+
+
+async def test_an_unloaded_adapter_loses_its_lanes_and_its_name(start_shard, start_router):
+    shard = await start_shard({"org/two": {"increment": 2}})
+    router = await start_router(shard)
+    await router.load_adapter("mine", "org/two", None)
+
+    freed = await router.unload_adapter("mine")
+
+    assert freed == (1000, 8)
+    with pytest.raises(RequestError) as caught:
+        await text(router, "mine")
+    assert caught.value.status.http == 404
+    assert await text(router, "org/two") == "ce"
+
+
+async def test_an_adapter_in_use_is_not_unloaded(start_shard, start_router):
+    shard = await start_shard({"two": {"increment": 2}}, rows_total=1, manual=True)
+    router = await start_router(shard)
+    request = TextRequest("two", "a", Parameters(max_tokens=9))
+    running, waiting = await router.open(request), await router.open(request)
+
+    with pytest.raises(RequestError) as caught:
+        await router.unload_adapter("two")
+
+    assert caught.value.status.http == 409
+    await running.aclose()
+    await waiting.aclose()
+
+
+async def test_unloading_what_nobody_knows_is_not_found(start_shard, start_router):
+    router = await start_router(await start_shard())
+
+    with pytest.raises(RequestError) as caught:
+        await router.unload_adapter("nothing")
+
+    assert caught.value.status.http == 404
+
+
+@pytest.mark.parametrize("name", ["", "org/counter", "counter", "a\nb", "x" * 300])
+async def test_some_names_cannot_be_given(start_shard, start_router, name):
+    router = await start_router(await start_shard({"two": {"increment": 2}}))
+
+    with pytest.raises(RequestError) as caught:
+        await router.load_adapter(name, "two", None)
+
+    assert (caught.value.status.http, caught.value.param) == (400, "name")
+
+
+async def test_a_name_can_be_given_to_another_adapter(start_shard, start_router):
+    shard = await start_shard({"two": {"increment": 2}, "three": {"increment": 3}})
+    router = await start_router(shard)
+    await router.load_adapter("prod", "two", None)
+
+    before = await text(router, "prod")
+    await router.load_adapter("prod", "three", None)
+
+    assert (before, await text(router, "prod")) == ("ce", "dg")
+    assert {entry.name for entry in router.adapters()} == {"prod", "two"}
+
+
+async def test_a_replaced_adapter_is_another_digest(start_shard, start_router):
+    shard = await start_shard({"two": {"increment": 2}})
+    router = await start_router(shard)
+    old = await router.open(TextRequest("two", "a", Parameters(max_tokens=1)))
+    assert [delta.text async for delta in old] == ["c"]
+
+    shard.adapters["two"].digest = "digest-of-new-two"
+    new = await router.open(TextRequest("two", "a", Parameters(max_tokens=1)))
+
+    assert (old.adapter_digest, new.adapter_digest) == ("digest-of-two", "digest-of-new-two")
+    assert [delta.text async for delta in new] == ["c"]
+
+
+async def test_the_list_comes_from_the_shard(start_shard, start_router):
+    shard = await start_shard(
+        {"b": {"increment": 2}, "a": {"increment": 3}}, aliases={"z": "not/yet"}
+    )
+    router = await start_router(shard)
+    await router.pin_adapter("b", True)
+
+    entries = await router.list_adapters()
+
+    assert [(e.name, e.pinned, e.tier) for e in entries] == [
+        ("a", False, "disk"),
+        ("b", True, "device"),
+        ("z", False, "remote"),
+    ]
+    assert router.adapters() == entries
+
+
+async def test_unknown_names_leave_nothing_behind(start_shard, start_router):
+    router = await start_router(await start_shard())
+
+    for number in range(50):
+        with pytest.raises(RequestError):
+            await text(router, f"no/such-{number}")
+
+    registry = router._registry
+    assert [*registry._known, *registry._digests, *registry._loaded] == []
+    assert len(router._dispatcher._queues) == 0
+    router._dispatcher.check()
+
+
+async def test_tokens_are_not_in_any_repr(start_shard):
+    request = TextRequest("two", "a", Parameters(), token="hf_secret")
+
+    assert "hf_secret" not in repr(request)
