@@ -72,6 +72,11 @@ class Room:
     #: In-use and pinned adapters, by digest.
     holders: Mapping[str, Holder] = field(default_factory=dict)
 
+    @property
+    def most_lanes(self) -> int:
+        """What would be free if every adapter that is not pinned gave up its lanes."""
+        return self.lanes + sum(h.lanes for h in self.holders.values() if not h.pinned)
+
 
 def admit(lines: Sequence[Line], room: Room, now: float) -> list[Ask]:
     """Return the requests to admit now, in order; each line gives from its head only."""
@@ -79,7 +84,7 @@ def admit(lines: Sequence[Line], room: Room, now: float) -> list[Ask]:
         return []
     ordered = sorted(lines, key=lambda line: line.turn)
     draining = _draining(ordered, room, now)
-    left = _Left(room)
+    left, most_lanes = _Left(room), room.most_lanes
     turns = deque((line, 0) for line in ordered if line.digest not in draining)
     taken: list[Ask] = []
     while turns and left.rows > 0:
@@ -93,7 +98,7 @@ def admit(lines: Sequence[Line], room: Room, now: float) -> list[Ask]:
         elif position == 0 and now - line.turn > PATIENCE_S:
             if left.pages < ask.pages:
                 break
-            left.lanes_reserved = left.lanes_reserved or _possible(ask, room)
+            left.lanes_reserved = left.lanes_reserved or ask.lanes <= most_lanes
     return taken
 
 
@@ -123,13 +128,13 @@ class _Left:
 
 def _draining(ordered: Sequence[Line], room: Room, now: float) -> set[str]:
     """Return the holders that must drain so that the requests passed over too long get lanes."""
-    needed = sum(
-        line.asks[0].lanes
-        for line in ordered
-        if now - line.turn > PATIENCE_S
-        and line.digest not in room.holders
-        and _possible(line.asks[0], room)
-    )
+    needed, most_lanes = 0, room.most_lanes
+    for line in ordered:
+        if now - line.turn <= PATIENCE_S:
+            break
+        lanes = line.asks[0].lanes
+        if line.digest not in room.holders and lanes <= most_lanes:
+            needed += lanes
     if needed <= room.lanes:
         return set()
     draining: set[str] = set()
@@ -141,9 +146,3 @@ def _draining(ordered: Sequence[Line], room: Room, now: float) -> set[str]:
             draining.add(digest)
             coming += holder.lanes
     return draining
-
-
-def _possible(ask: Ask, room: Room) -> bool:
-    """Whether the lanes would suffice if every adapter that is not pinned gave up its own."""
-    loose = sum(holder.lanes for holder in room.holders.values() if not holder.pinned)
-    return ask.lanes <= room.lanes + loose

@@ -169,10 +169,11 @@ class Dispatcher:
 
     def _admit(self, now: float) -> list[pb.Admission]:
         assert self._ledger is not None
-        if not len(self._queues):
+        room = self._ledger.room()
+        if not len(self._queues) or room.rows <= 0:
             return []
         admitted = []
-        for ask in admit(self._queues.lines(now), self._ledger.room(), now):
+        for ask in admit(self._queues.lines(now), room, now):
             self._queues.take(ask, now)
             self._ledger.take(ask, now)
             entry = self._entries[ask.request_id]
