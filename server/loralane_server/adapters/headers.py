@@ -56,14 +56,14 @@ def header_end(prefix: bytes, file_size: int, file_name: str) -> int:
     Raises:
         AdapterCorrupt: too short, a Git LFS pointer, an HTML page, or an impossible length.
     """
-    if prefix.startswith(b"version "):
-        _corrupt(file_name, "is a Git LFS pointer, not a safetensors file; fetch it with git lfs")
-    if prefix.lstrip().startswith(b"<"):
-        _corrupt(file_name, "is an HTML page, not a safetensors file; download it again")
     if len(prefix) < PREFIX_BYTES or file_size < PREFIX_BYTES:
         _corrupt(file_name, "is truncated: no safetensors header")
     length = int.from_bytes(prefix[:PREFIX_BYTES], "little")
-    if length > MAX_HEADER_BYTES:
+    if length > MAX_HEADER_BYTES:  # as text always is, read as a number
+        if prefix.startswith(b"version "):
+            _corrupt(file_name, "is a Git LFS pointer, not a safetensors file; run git lfs pull")
+        if prefix.lstrip().startswith(b"<"):
+            _corrupt(file_name, "is an HTML page, not a safetensors file; download it again")
         _corrupt(file_name, f"has a safetensors header longer than {MAX_HEADER_BYTES} bytes")
     if PREFIX_BYTES + length > file_size:
         _corrupt(file_name, "is truncated: its safetensors header runs past the end of the file")

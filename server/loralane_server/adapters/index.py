@@ -92,11 +92,10 @@ def build_index(
     pairs = sorted(_pairs(tensors, base).items())
     targets = {place: _target(place, halves, spec, base) for place, halves in pairs}
     rank = max(target.rank for target in targets.values())
+    if rank > MAX_RANK:
+        raise AdapterTooLarge(f"the adapter's rank {rank} is above {MAX_RANK}, the largest served")
     if rank > max_rank:
-        raise AdapterTooLarge(
-            f"the adapter's rank {rank} is above the {max_rank} that this shard can hold; "
-            "raise --lanes"
-        )
+        raise AdapterTooLarge(f"the adapter's rank {rank} does not fit the shard; raise --lanes")
     return AdapterIndex(
         digest=_digest(located),
         reference=located.reference,
@@ -128,9 +127,8 @@ def _pairs(
             raise _incompatible("two tensors are the same target", both)
         halves[half] = tensor
     if unmapped:
-        raise _incompatible(
-            f"{len(unmapped)} tensors are no LoRA of a linear of this base", unmapped
-        )
+        found = f"{len(unmapped)} tensors map to no linear of this base, the first of them"
+        raise _incompatible(found, unmapped)
     return pairs
 
 

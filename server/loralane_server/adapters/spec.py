@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from loralane_server.adapters.patterns import Pattern, PatternError, compile_key
-from loralane_server.errors import AdapterCorrupt, AdapterIncompatible, AdapterTooLarge
+from loralane_server.errors import AdapterCorrupt, AdapterIncompatible
 
 CONFIG_FILE: Final = "adapter_config.json"
 MAX_CONFIG_BYTES: Final = 1 << 20
+#: The largest rank that is served; checked where the tensors are known (`index`).
 MAX_RANK: Final = 256
+#: Above this a config is not believed: no base model is that wide.
+_MAX_CONFIG_RANK: Final = 1 << 16
 
 #: Bounds of one pattern table: what keeps matching every module against it in the milliseconds.
 MAX_PATTERN_KEYS: Final = 4096
@@ -42,6 +45,14 @@ _IMPLEMENTED: Final = frozenset(
 #: (pissa, olora, corda, loftq, lora_ga) change the base's weights; PEFT writes true when it
 #: converts such an adapter back.
 _INITS_ON_THE_BASE: Final = frozenset({"gaussian", "eva", "orthogonal", "mica"})
+
+#: What serving the adapter without the field would lose, where that is worth saying.
+_WHY_REFUSED: Final = {
+    "modules_to_save": "is not implemented: it replaces whole modules of the base",
+    "target_parameters": "is not implemented: it changes parameters that are no linear",
+    "trainable_token_indices": "is not implemented: its trainable_tokens replace embeddings",
+    "use_dora": "is not implemented: DoRA needs the base weights' norms",
+}
 
 MODULES: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _ATTENTION: Final = frozenset(MODULES[:4])
@@ -109,13 +120,13 @@ def parse_spec(raw: bytes) -> AdapterSpec:
     Raises:
         AdapterCorrupt: not a JSON object, or a field is of the wrong type.
         AdapterIncompatible: a field asks for something that is not implemented; it is named.
-        AdapterTooLarge: a rank above `MAX_RANK`.
     """
     config = _object(raw)
     _check_kind(config)
     for name, value in config.items():
         if name not in _IMPLEMENTED and name not in WITHOUT_EFFECT and not _is_nothing(value):
-            raise AdapterIncompatible(f"{CONFIG_FILE}: {_show(name)} is not implemented")
+            why = _WHY_REFUSED.get(name, "is not implemented")
+            raise AdapterIncompatible(f"{CONFIG_FILE}: {_show(name)} {why}")
     return AdapterSpec(
         rank=_rank("r", config.get("r", 8)),
         alpha=_alpha("lora_alpha", config.get("lora_alpha", 8)),
@@ -183,10 +194,10 @@ def _boolean(name: str, value: object) -> bool:
 def _rank(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise AdapterCorrupt(f"{CONFIG_FILE}: {name} must be a whole number, is {_show(value)}")
-    if value < 1:
-        raise AdapterIncompatible(f"{CONFIG_FILE}: rank {name} must be at least 1")
-    if value > MAX_RANK:
-        raise AdapterTooLarge(f"{CONFIG_FILE}: rank {name} is above {MAX_RANK}")
+    if not 1 <= value <= _MAX_CONFIG_RANK:
+        raise AdapterIncompatible(
+            f"{CONFIG_FILE}: rank {name} must be at least 1, at most {_MAX_CONFIG_RANK}"
+        )
     return value
 
 

@@ -1,0 +1,144 @@
+"""A hub on the loopback: HEAD and GET of `/org/name/resolve/revision/file`, scripted per file."""
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Fault:
+    """How a file is refused or spoilt."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    #: Send so many bytes of a body, then cut the connection.
+    cut_after: int | None = None
+    #: Accept and never answer, until the hub is closed.
+    hang: bool = False
+    #: Redirect to the same place.
+    loop: bool = False
+
+
+@dataclass
+class Repo:
+    """One repository: its files, one commit, and who may read it."""
+
+    files: dict[str, bytes]
+    commit: str = "c" * 40
+    needs_token: str | None = None
+    faults: dict[str, Fault] = field(default_factory=dict)
+    #: Whether the answers come without a Range.
+    ignores_range: bool = False
+
+
+class FakeHub:
+    """Answers as huggingface.co does, as far as its clients look."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.repos: dict[str, Repo] = {}
+        #: (method, repo, file) -> requests.
+        self.requests: Counter[tuple[str, str, str]] = Counter()
+        #: Bytes of bodies sent, by file.
+        self.sent: Counter[str] = Counter()
+        self.closed = threading.Event()
+        #: Set = answers flow; clear to hold every answer back.
+        self.open = threading.Event()
+        self.open.set()
+
+    def total(self, method: str | None = None) -> int:
+        """Requests so far."""
+        return sum(n for key, n in self.requests.items() if method in (None, key[0]))
+
+
+@contextmanager
+def fake_hub() -> Iterator[FakeHub]:
+    """Run a hub on a free port of the loopback."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.daemon_threads = True
+    hub = FakeHub(f"http://127.0.0.1:{server.server_address[1]}")
+    server.hub = hub  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.closed.set()
+        hub.open.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+    def _answer(self, *, with_body: bool) -> None:
+        hub: FakeHub = self.server.hub  # type: ignore[attr-defined]
+        owner, name, _, revision, file = self.path.lstrip("/").split("/", 4)
+        repo_id = f"{owner}/{name}"
+        hub.requests[self.command, repo_id, file] += 1
+        hub.open.wait()
+        repo = hub.repos.get(repo_id)
+        if repo is None:
+            return self._refuse(404, {"X-Error-Code": "RepoNotFound"})
+        given = self.headers.get("authorization", "")
+        if repo.needs_token is not None and given != f"Bearer {repo.needs_token}":
+            return self._refuse(401, {"X-Error-Code": "RepoNotFound"})
+        if revision not in ("main", repo.commit):
+            return self._refuse(404, {"X-Error-Code": "RevisionNotFound"})
+        fault = repo.faults.get(file, Fault())
+        if fault.hang:
+            hub.closed.wait()
+            return None
+        if fault.loop:
+            return self._refuse(302, {"Location": self.path})
+        if fault.status:
+            return self._refuse(fault.status, fault.headers)
+        if file not in repo.files:
+            headers = {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": repo.commit}
+            return self._refuse(404, headers)
+        return self._send(hub, repo, file, fault, with_body=with_body)
+
+    def _refuse(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in ({"Content-Length": "0"} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send(self, hub: FakeHub, repo: Repo, file: str, fault: Fault, *, with_body: bool) -> None:
+        content = repo.files[file]
+        etag = hashlib.sha256(content).hexdigest()
+        span = self.headers.get("Range", "")
+        body = content
+        if span and not repo.ignores_range:
+            begin, end = span.removeprefix("bytes=").split("-")
+            body = content[int(begin) : int(end) + 1]
+            self.send_response(206)
+        else:
+            self.send_response(200)
+        self.send_header("X-Repo-Commit", repo.commit)
+        self.send_header("ETag", f'"{etag}"')
+        self.send_header("X-Linked-Size", str(len(content)))
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if not with_body:
+            return
+        if fault.cut_after is not None:
+            body = body[: fault.cut_after]
+            self.close_connection = True
+        hub.sent[file] += len(body)
+        self.wfile.write(body)

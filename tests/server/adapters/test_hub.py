@@ -1,0 +1,370 @@
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from loralane_server.adapters.hub_source import HubSettings
+from loralane_server.adapters.reader import LayerTensors
+from loralane_server.adapters.store import HUB_TTL_S, AdapterStore
+from loralane_server.errors import (
+    AdapterCorrupt,
+    AdapterForbidden,
+    AdapterIncompatible,
+    AdapterNotFound,
+    ShardError,
+    SourceUnavailable,
+)
+
+from tests.server.adapters.fake_hub import FakeHub, Fault, Repo, fake_hub
+from tests.server.adapters.samples import (
+    adapter_files,
+    header_bytes,
+    lora,
+    safetensors,
+    store_at,
+    write,
+)
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+
+
+class Clock:
+    """Tells the time that it was set to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with fake_hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(hub: FakeHub, tmp_path: Path, clock: Clock) -> Iterator[AdapterStore]:
+    store = store_at(hub=HubSettings(hub.url, tmp_path / "cache", timeout_s=1.0), clock=clock)
+    yield store
+    hub.open.set()
+    store.check()
+    store.close()
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def switch() -> None:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    return switch
+
+
+def load(store: AdapterStore, digest: str) -> list[LayerTensors]:
+    layers: list[LayerTensors] = []
+    store.load(digest, layers.append).result()
+    return layers
+
+
+def test_resolving_reads_config_and_header_and_no_tensor_byte(
+    hub: FakeHub, store: AdapterStore
+) -> None:
+    files = adapter_files()
+    hub.repos["org/a"] = Repo(files)
+
+    index = store.resolve("org/a").result()
+
+    assert (index.rank, index.reference) == (4, "org/a")
+    assert hub.sent[WEIGHTS] == header_bytes(files[WEIGHTS]) == store.header_bytes_read
+    assert hub.sent[CONFIG] == len(files[CONFIG])
+    assert store.tier(index.digest) == "remote"
+    assert store.bytes_read == 0
+
+
+def test_the_first_load_downloads_once_and_later_ones_not_at_all(
+    hub: FakeHub, store: AdapterStore
+) -> None:
+    files = adapter_files()
+    hub.repos["org/a"] = Repo(files)
+    index = store.resolve("org/a").result()
+    heads = hub.sent[WEIGHTS]
+
+    first = load(store, index.digest)
+    store.cache.drop(index.digest)
+    second = load(store, index.digest)
+
+    assert hub.sent[WEIGHTS] == heads + len(files[WEIGHTS])
+    assert [layer.layer for layer in first] == [0, 1]
+    assert first[0].targets["q_proj"][0].equal(second[0].targets["q_proj"][0])
+    assert store.bytes_read == 2 * index.bytes
+
+
+def test_a_cached_file_needs_no_range_request(
+    hub: FakeHub, store: AdapterStore, clock: Clock
+) -> None:
+    hub.repos["org/a"] = Repo(adapter_files())
+    index = store.resolve("org/a").result()
+    load(store, index.digest)
+    assert store.tier(index.digest) == "host"
+    store.unload(index.digest)
+    gets = hub.total("GET")
+
+    again = store.resolve("org/a").result()
+
+    assert again.digest == index.digest
+    assert hub.total("GET") == gets
+    assert store.tier(again.digest) == "disk"
+
+
+def test_another_revision_is_another_adapter(
+    hub: FakeHub, store: AdapterStore, clock: Clock
+) -> None:
+    hub.repos["org/a"] = Repo(adapter_files())
+    before = store.resolve("org/a").result()
+    hub.repos["org/a"] = Repo(adapter_files(lora(seed=2)), commit="d" * 40)
+    clock.now += HUB_TTL_S + 1
+
+    after = store.resolve("org/a").result()
+
+    assert after.digest != before.digest
+    assert store.resolve(f"org/a@{'d' * 40}").result() is after
+
+
+def test_a_load_reads_what_was_resolved_not_what_the_branch_became(
+    hub: FakeHub, store: AdapterStore
+) -> None:
+    hub.repos["org/a"] = Repo(adapter_files())
+    index = store.resolve("org/a").result()
+    hub.repos["org/a"] = Repo(adapter_files(lora(seed=2)), commit="d" * 40)
+
+    with pytest.raises(AdapterNotFound, match="revision"):
+        load(store, index.digest)
+
+
+def test_the_hubs_answer_is_believed_for_a_few_seconds(
+    hub: FakeHub, store: AdapterStore, clock: Clock
+) -> None:
+    hub.repos["org/a"] = Repo(adapter_files())
+    index = store.resolve("org/a").result()
+    asked = hub.total()
+
+    assert store.resolve("org/a").result() is index
+    assert hub.total() == asked
+    clock.now += HUB_TTL_S + 1
+    assert store.resolve("org/a").result() is index
+    assert hub.total() > asked
+
+
+def test_one_look_serves_all_who_ask_meanwhile(hub: FakeHub, store: AdapterStore) -> None:
+    hub.repos["org/a"] = Repo(adapter_files())
+    hub.open.clear()
+
+    futures = [store.resolve("org/a") for _ in range(64)]
+    hub.open.set()
+
+    assert len({future.result().digest for future in futures}) == 1
+    assert hub.requests["HEAD", "org/a", CONFIG] == 1
+
+
+def test_a_private_adapter_is_never_handed_to_a_token_that_was_not_checked(
+    hub: FakeHub, store: AdapterStore
+) -> None:
+    hub.repos["org/priv"] = Repo(adapter_files(), needs_token="TOKEN_A")
+    index = store.resolve("org/priv", "TOKEN_A").result()
+    load(store, index.digest)
+
+    for token in (None, "TOKEN_B"):
+        with pytest.raises(AdapterNotFound, match="may not see it") as caught:
+            store.resolve("org/priv", token).result()
+        assert "TOKEN" not in caught.value.message
+
+    assert store.resolve("org/priv", "TOKEN_A").result() is index
+
+
+def test_a_token_is_forgotten_when_the_files_are_there(hub: FakeHub, store: AdapterStore) -> None:
+    hub.repos["org/priv"] = Repo(adapter_files(), needs_token="TOKEN_A")
+    digest = store.resolve("org/priv", "TOKEN_A").result().digest
+    load(store, digest)
+
+    opener: Any = store._entry(digest).located.open_file
+
+    assert opener._look.token.secret is None
+    assert "TOKEN" not in repr(vars(store))
+
+
+REFUSALS = {
+    "missing repository": ("org/nope", {}, AdapterNotFound, "no such repository"),
+    "missing revision": ("org/a@v9", {}, AdapterNotFound, "no such revision"),
+    "missing config": (
+        "org/a",
+        {CONFIG: Fault(404, {"X-Error-Code": "EntryNotFound"})},
+        AdapterNotFound,
+        "no such file",
+    ),
+    "bare 401": ("org/a", {CONFIG: Fault(401)}, AdapterForbidden, "may not read it"),
+    "gated": (
+        "org/a",
+        {CONFIG: Fault(403, {"X-Error-Code": "GatedRepo"})},
+        AdapterForbidden,
+        "gated",
+    ),
+    "gated weights": (
+        "org/a",
+        {WEIGHTS: Fault(403, {"X-Error-Code": "GatedRepo"})},
+        AdapterForbidden,
+        "gated",
+    ),
+    "bare 404": ("org/a", {CONFIG: Fault(404)}, AdapterNotFound, "not found"),
+    "busy": ("org/a", {CONFIG: Fault(429, {"Retry-After": "7"})}, SourceUnavailable, "429"),
+    "broken": ("org/a", {WEIGHTS: Fault(503)}, SourceUnavailable, "503"),
+    "silent": ("org/a", {CONFIG: Fault(hang=True)}, SourceUnavailable, "does not answer"),
+    "endless redirects": (
+        "org/a",
+        {CONFIG: Fault(loop=True)},
+        SourceUnavailable,
+        "does not answer",
+    ),
+    "cut off": ("org/a", {WEIGHTS: Fault(cut_after=3)}, SourceUnavailable, "does not answer"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_the_hub_refuses_has_a_name(case: str, hub: FakeHub, store: AdapterStore) -> None:
+    reference, faults, error, words = REFUSALS[case]
+    hub.repos["org/a"] = Repo(adapter_files(), faults=faults)
+
+    with pytest.raises(error, match=words) as caught:
+        store.resolve(reference).result()
+
+    assert store.all() == []
+    assert isinstance(caught.value, ShardError)
+    assert caught.value.retry_after_ms == (7000 if case == "busy" else 0)
+    assert hub.requests["GET", "org/a", CONFIG] <= 1
+
+
+def test_a_hub_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    store = store_at(hub=HubSettings("http://127.0.0.1:9", tmp_path, timeout_s=1.0))
+
+    with pytest.raises(SourceUnavailable, match="does not answer"):
+        store.resolve("org/a").result()
+    store.close()
+
+
+def test_an_adapter_that_was_checked_outlives_a_hub_that_does_not_answer(
+    hub: FakeHub, store: AdapterStore, clock: Clock
+) -> None:
+    hub.repos["org/a"] = Repo(adapter_files())
+    index = store.resolve("org/a").result()
+    hub.repos["org/a"].faults[CONFIG] = Fault(503)
+    clock.now += HUB_TTL_S + 1
+
+    assert store.resolve("org/a").result() is index
+    with pytest.raises(SourceUnavailable):
+        store.resolve("org/a", "another").result()
+
+
+def test_a_slow_hub_holds_up_nobody_else(hub: FakeHub, tmp_path: Path) -> None:
+    folder = write(tmp_path / "local", adapter_files())
+    store = store_at(aliases={"mine": str(folder)}, hub=HubSettings(hub.url, tmp_path / "cache"))
+    for n in range(40):
+        hub.repos[f"org/a{n}"] = Repo(adapter_files(lora(seed=n)))
+    hub.open.clear()
+    waiting = [store.resolve(f"org/a{n}") for n in range(40)]
+
+    digest = store.resolve("mine").result().digest
+    assert len(load(store, digest)) == 2
+
+    assert not any(future.done() for future in waiting)
+    hub.open.set()
+    assert len({future.result().digest for future in waiting}) == 40
+    store.close()
+
+
+def test_a_hub_without_ranges_is_read_to_the_header_only(hub: FakeHub, store: AdapterStore) -> None:
+    hub.repos["org/a"] = Repo(adapter_files(), ignores_range=True)
+
+    assert store.resolve("org/a").result().rank == 4
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "words"),
+    [
+        ({"adapter_model.bin": b"\x80"}, AdapterIncompatible, r"adapter_model\.bin.*safetensors"),
+        ({}, AdapterNotFound, r"adapter_model\.safetensors is missing"),
+        ({WEIGHTS: b""}, AdapterCorrupt, "truncated"),
+        ({WEIGHTS: b"<html>sign in</html>"}, AdapterCorrupt, "HTML"),
+        ({WEIGHTS: safetensors(lora())[:-1]}, AdapterCorrupt, "truncated"),
+    ],
+)
+def test_repositories_that_hold_no_adapter_are_refused(
+    files: dict[str, bytes], error: type[ShardError], words: str, hub: FakeHub, store: AdapterStore
+) -> None:
+    hub.repos["org/a"] = Repo({CONFIG: adapter_files()[CONFIG]} | files)
+
+    with pytest.raises(error, match=words):
+        store.resolve("org/a").result()
+
+
+def test_a_spoilt_file_in_the_cache_is_fetched_again(hub: FakeHub, store: AdapterStore) -> None:
+    hub.repos["org/a"] = Repo(adapter_files())
+    index = store.resolve("org/a").result()
+    load(store, index.digest)
+    store.cache.drop(index.digest)
+    opener: Any = store._entry(index.digest).located.open_file
+    cached = opener(WEIGHTS).resolve()
+    cached.write_bytes(cached.read_bytes()[:-4])
+
+    assert len(load(store, index.digest)) == 2
+
+    assert cached.stat().st_size == len(adapter_files()[WEIGHTS])
+
+
+def test_offline_mode_serves_what_was_loaded_and_refuses_the_rest_at_once(
+    hub: FakeHub, store: AdapterStore, offline: Any
+) -> None:
+    hub.repos["org/a"] = Repo(adapter_files())
+    digest = store.resolve("org/a").result().digest
+    load(store, digest)
+    store.unload(digest)
+    asked = hub.total()
+    offline()
+
+    assert store.resolve("org/a").result().digest == digest
+    assert len(load(store, digest)) == 2
+    with pytest.raises(AdapterNotFound, match="offline"):
+        store.resolve("org/miss").result()
+    assert hub.total() == asked
+
+
+def test_the_environment_names_the_hub(hub: FakeHub, tmp_path: Path) -> None:
+    hub.repos["org/a"] = Repo(adapter_files())
+    code = """
+import torch
+from tests.server.adapters.samples import store_at
+store = store_at()
+print(store.resolve("org/a").result().rank)
+store.close()
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_TOKEN": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.strip() == "4"
+    assert hub.requests["HEAD", "org/a", WEIGHTS] == 1
