@@ -13,7 +13,7 @@ import grpc.aio
 from loralane_proto import shard_pb2 as pb
 from loralane_proto import shard_pb2_grpc
 
-from loralane_router.errors import RequestError
+from loralane_router.errors import RequestError, invalid
 
 ERROR_TRAILER: Final = "loralane-error-bin"
 _MESSAGE_BYTES: Final = 64 * 2**20
@@ -119,7 +119,10 @@ class ShardClient:
 
     async def resolve(self, reference: str, token: str | None) -> pb.Adapter:
         """Return the adapter that a reference names now, if this token reaches it."""
-        request = pb.ResolveAdapterRequest(reference=reference, token=token or "")
+        try:
+            request = pb.ResolveAdapterRequest(reference=reference, token=token or "")
+        except UnicodeEncodeError:  # not chained: it would carry the token
+            raise invalid("an adapter's name and token must be Unicode text", "adapter") from None
         return await _wrapped(self._stub.ResolveAdapter(request, timeout=_RESOLVE_S))
 
     async def load(self, digest: str) -> pb.Adapter:

@@ -91,6 +91,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
     page_tokens: int = 4
     lanes_total: int = 32
     max_model_len: int = 64
+    eos: int = EOS
     manual: bool = False
     #: So many admissions are refused although there is room.
     refusals: int = 0
@@ -141,7 +142,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
             device="abacus",
             vocab_size=VOCAB,
             max_model_len=self.max_model_len,
-            eos_token_ids=[EOS],
+            eos_token_ids=[self.eos],
             capacity=self.capacity(),
             version="1",
             aliases=[pb.Alias(name=n, reference=r) for n, r in self.aliases.items()],

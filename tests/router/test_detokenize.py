@@ -114,6 +114,14 @@ def test_a_character_appears_when_its_last_byte_is_there():
     assert pieces(CODECS["byte-level"], ids) == ["a", "", "", "", "😀", "b", ""]
 
 
+@pytest.mark.parametrize("garbage", range(30))
+def test_a_character_behind_any_amount_of_garbage_is_whole(garbage):
+    codec = CODECS["byte-level"]
+    ids = [byte_id("byte-level", byte) for byte in b"\x80" * garbage + "😀é".encode()]
+
+    assert "".join(pieces(codec, ids)) == "\ufffd" * garbage + "😀é"
+
+
 def test_one_token_costs_the_same_however_long_the_text_is():
     class Counting:
         def __init__(self) -> None:

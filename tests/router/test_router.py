@@ -67,6 +67,14 @@ async def test_eos_ends_the_text_and_is_not_part_of_it(start_shard, start_router
     assert (text, ids, reason) == ("\ufffd", [255, 256, 257], "eos")
 
 
+async def test_an_eos_that_has_a_text_is_not_part_of_the_text_either(start_shard, start_router):
+    router = await start_router(await start_shard(eos=ord("d")))
+
+    text, ids, reason = await answer(router, ask("a", max_tokens=9))
+
+    assert (text, ids, reason) == ("bc", [98, 99, 100], "eos")
+
+
 async def test_eos_can_be_ignored(start_shard, start_router):
     router = await start_router(await start_shard())
 
@@ -132,6 +140,7 @@ async def test_a_seed_is_kept_or_drawn(start_shard, start_router):
         (ask((-1,)), ["-1"]),
         (ask(()), ["no tokens"]),
         (ask("\ud800"), ["surrogate"]),
+        (ask("a", "\ud800"), ["Unicode"]),
         (ask("a", stop=("",)), ["stop"]),
         (ask("a", temperature=float("nan")), ["temperature"]),
         (ask("a", top_p=0.0), ["top_p"]),
