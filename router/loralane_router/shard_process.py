@@ -1,13 +1,17 @@
 """The shard that `loralane serve` starts beside the router: a child process of its own."""
 
 import asyncio
+import ctypes
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 _log = logging.getLogger(__name__)
 
+#: `prctl`: the signal that a process gets when its parent dies.
+_PR_SET_PDEATHSIG: Final = 1
 #: What the shard prints on stdout when it serves, before its address.
 _READY: Final = b"ready "
 
@@ -17,6 +21,11 @@ class ShardEnded(Exception):
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the shard ended with status {status}; see its last lines above")
+
+
+def _end_with_parent() -> None:
+    """A router that was killed leaves no shard behind that holds its memory; runs in the child."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class ShardProcess:
@@ -35,7 +44,10 @@ class ShardProcess:
     async def start(cls, command: Sequence[str]) -> "ShardProcess":
         """Start the child."""
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, start_new_session=True
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
         return cls(process)
 

@@ -30,7 +30,7 @@ def adapter() -> str:
 @pytest.fixture(scope="session")
 def missing_adapter() -> str:
     """An adapter that does not exist."""
-    return "org/nope"
+    return "nope"
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,14 @@
 """The router process, with children that are small programs."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 
 import httpx
+import psutil
 import pytest
 from loralane_router.config import RouterConfig
 from loralane_router.serve import bind, invitation, run
@@ -44,6 +47,28 @@ async def test_a_shard_that_does_not_listen_is_killed():
 
     with pytest.raises(ShardEnded, match=f"status {-signal.SIGKILL}"):
         await shard.wait_ended()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_a_router_that_is_killed_takes_its_shard_with_it():
+    code = """
+import asyncio, os, signal, sys
+from loralane_router.shard_process import ShardProcess
+
+async def main():
+    code = "import os, time; print('ready', os.getpid(), flush=True); time.sleep(60)"
+    shard = await ShardProcess.start([sys.executable, "-c", code])
+    await shard.wait_ready()
+    print(shard._process.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(done.stdout)).wait(timeout=10)
 
 
 async def test_serve_ends_with_1_when_its_shard_ends(caplog):

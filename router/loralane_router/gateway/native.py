@@ -34,6 +34,17 @@ _FINISH: Final[dict[FinishReason, str]] = {
     "eos": "eos_token",
     "stop": "stop_sequence",
 }
+#: `/info`'s capacity, from the gauges that the shard's messages feed.
+_CAPACITY: Final = {
+    "rows_total": "rows",
+    "rows_free": "rows_free",
+    "pages_total": "pages",
+    "pages_free": "pages_free",
+    "lanes_total": "lanes",
+    "lanes_free": "lanes_free",
+    "lanes_in_use": "lanes_in_use",
+}
+#: Stands for text that comes without a token.
 _HELD_BACK: Final = OutToken(id=0, text="", logprob=0.0, special=True)
 
 
@@ -192,6 +203,10 @@ def describe(router: Router) -> dict[str, object]:
         "max_stop_sequences": MAX_STOPS,
         "max_input_length": info.max_model_len - 1,
         "max_total_tokens": info.max_model_len,
+        "capacity": {
+            name: router.metrics.registry.get_sample_value(f"loralane_{gauge}")
+            for name, gauge in _CAPACITY.items()
+        },
         "version": info.version,
         "sha": None,
         "docker_label": None,

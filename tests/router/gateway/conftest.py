@@ -29,6 +29,7 @@ BASE = ModelInfo("base/tiny", "FakeForCausalLM", "float32", "cpu", 128, 10_000, 
 #: Adapters that cannot be served, and why.
 BROKEN = {
     "org/nope": RequestError(pb.ERROR_KIND_NOT_FOUND, "no adapter org/nope"),
+    "nope": RequestError(pb.ERROR_KIND_NOT_FOUND, "no adapter nope"),
     "org/secret": RequestError(pb.ERROR_KIND_FORBIDDEN, "no access to org/secret"),
     "org/wide": RequestError(pb.ERROR_KIND_INCOMPATIBLE, "does not fit", tensors=["a.weight"]),
     "org/bad": RequestError(pb.ERROR_KIND_CORRUPT, "not safetensors"),

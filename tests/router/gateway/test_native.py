@@ -223,9 +223,12 @@ async def test_tokenize_gives_ids_texts_and_offsets(http):
     ]
 
 
-async def test_info_tells_what_is_served(http):
+async def test_info_tells_what_is_served(http, router):
+    router.metrics.lanes_free.set(48)
+
     reply = await http.get("/info")
 
     assert reply.json()["model_id"] == "base/tiny"
     assert reply.json()["max_total_tokens"] == 128
     assert reply.json()["max_stop_sequences"] == 16
+    assert reply.json()["capacity"]["lanes_free"] == 48
