@@ -186,7 +186,7 @@ class Dispatcher:
         now = self._clock()
         for row in step.rows:
             entry = self._entries.get(row.request_id)
-            if entry is None or row.request_id in self._queues:
+            if entry is None:
                 continue
             self._measure(entry, row, now)
             self._deliver(entry, row, now)
