@@ -204,7 +204,7 @@ def describe(router: Router) -> dict[str, object]:
         "max_input_length": info.max_model_len - 1,
         "max_total_tokens": info.max_model_len,
         "capacity": {
-            name: router.metrics.registry.get_sample_value(f"loralane_{gauge}")
+            name: int(router.metrics.registry.get_sample_value(f"loralane_{gauge}") or 0)
             for name, gauge in _CAPACITY.items()
         },
         "version": info.version,
