@@ -225,7 +225,7 @@ class Engine(Generic[BatchT]):
 
     def _cancel(self, request_id: int, sink: Sink) -> None:
         for row in self._rows:
-            if row.sink is sink and row.admission.request_id == request_id:
+            if row.sink == sink and row.admission.request_id == request_id:
                 row.events.append(RowEvent(request_id, finish=Finish.CANCELLED))
                 self._end(row)
                 return
@@ -254,7 +254,7 @@ class Engine(Generic[BatchT]):
         capacity = self._capacity()
         told = [row for row in (*self._ended, *self._rows) if row.events]
         for sink in self._sinks:
-            rows = tuple(e for row in told if row.sink is sink for e in row.events)
+            rows = tuple(e for row in told if row.sink == sink for e in row.events)
             if rows or residency or capacity != self._told_capacity:
                 sink(StepEvent(self._steps, rows, residency, capacity))
         for row in told:
@@ -279,7 +279,7 @@ class Engine(Generic[BatchT]):
         sink(StepEvent(self._steps, (), (), self._capacity()))
 
     def _drop_sink(self, sink: Sink) -> None:
-        for row in [row for row in self._rows if row.sink is sink]:
+        for row in [row for row in self._rows if row.sink == sink]:
             self._end(row)
         self._sinks.remove(sink)
 

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 class Load:
     """An adapter on its way into the pool, and who waits for it."""
 
+    digest: str
     started: float
     rows: list[Row] = field(default_factory=list)
     futures: list[Future[None]] = field(default_factory=list)
@@ -51,7 +52,8 @@ class ResidencyManager:
         self._post = post
         self._fail = fail
         self._loads: dict[str, Load] = {}
-        self._staged: deque[tuple[str, LayerTensors]] = deque()
+        #: In order of arrival; None after the last layer of a load.
+        self._staged: deque[tuple[Load, LayerTensors | None]] = deque()
         #: Changes not yet reported.
         self._changes: list[Residency] = []
         #: digest -> (milliseconds of the last load, unix time of last use)
@@ -113,14 +115,13 @@ class ResidencyManager:
         """Write staged layers to their lanes, up to the bound between two steps."""
         written = 0
         while self._staged and (written == 0 or written < LANE_BYTES_PER_STEP):
-            digest, layer = self._staged.popleft()
-            tenant = self.pool.get(digest)
-            if tenant is None or digest not in self._loads:
-                continue  # the load failed meanwhile
-            self._write_lanes(layer.layer, tenant.pages, layer.targets)
-            written += layer.nbytes
-            if self.pool.layer_written(digest):
-                self._finish(digest, tenant)
+            load, layer = self._staged.popleft()
+            if layer is None:
+                self._finish(load)
+            else:
+                tenant = self._tenant(load.digest)
+                self._write_lanes(layer.layer, tenant.pages, layer.targets)
+                written += layer.nbytes
 
     def take_changes(self) -> tuple[Residency, ...]:
         """Return the changes since the last call."""
@@ -135,40 +136,50 @@ class ResidencyManager:
         index = self._store.index(digest)
         for victim in self.pool.reserve(digest, index.rank):
             self._changes.append(Residency(victim.digest, resident=False, lanes=0))
-        self._loads[digest] = Load(time.perf_counter())
+        load = Load(digest, time.perf_counter())
+        self._loads[digest] = load
 
         def stage(layer: LayerTensors) -> None:
-            self._post(lambda: self._staged.append((digest, layer)))
+            self._post(lambda: self._staged.append((load, layer)))
 
         read = self._store.load(digest, stage)
-        read.add_done_callback(lambda done: self._post(lambda: self._read_ended(digest, done)))
+        read.add_done_callback(lambda done: self._post(lambda: self._read_ended(load, done)))
 
-    def _read_ended(self, digest: str, done: "Future[None]") -> None:
+    def _read_ended(self, load: Load, done: "Future[None]") -> None:
         error = done.exception()
         if error is None:
+            self._staged.append((load, None))
             return
         if not isinstance(error, ShardError):
-            log.error("loading adapter %s failed", digest, exc_info=error)
+            log.error("loading adapter %s failed", load.digest, exc_info=error)
             error = ShardError(f"loading the adapter failed: {error}")
-        load = self._loads.pop(digest)
-        for row in load.rows:
+        del self._loads[load.digest]
+        self._staged = deque(item for item in self._staged if item[0] is not load)
+        for row in list(load.rows):
             self._fail(row, error)
         for future in load.futures:
             future.set_exception(error)
-        self.pool.abandon(digest)
+        self.pool.abandon(load.digest)
 
-    def _finish(self, digest: str, tenant: Tenant) -> None:
-        load = self._loads.pop(digest)
-        self._load_ms[digest] = (time.perf_counter() - load.started) * 1e3
-        self._changes.append(Residency(digest, resident=True, lanes=tenant.lanes))
+    def _finish(self, load: Load) -> None:
+        """All layers are written: the adapter is resident and its rows may run."""
+        self.pool.complete(load.digest)
+        del self._loads[load.digest]
+        now = time.perf_counter()
+        self._load_ms[load.digest] = (now - load.started) * 1e3
+        lanes = self._tenant(load.digest).lanes
+        self._changes.append(Residency(load.digest, resident=True, lanes=lanes))
         for row in load.rows:
-            row.cold_ms = (time.perf_counter() - row.arrived) * 1e3
+            row.cold_ms = (now - row.arrived) * 1e3
             self._make_ready(row)
         for future in load.futures:
             future.set_result(None)
 
     def _make_ready(self, row: Row) -> None:
-        tenant = self.pool.get(row.admission.digest)
-        assert tenant is not None
-        row.lane_pages = tenant.pages
+        row.lane_pages = self._tenant(row.admission.digest).pages
         row.ready = True
+
+    def _tenant(self, digest: str) -> Tenant:
+        tenant = self.pool.get(digest)
+        assert tenant is not None
+        return tenant

@@ -9,7 +9,6 @@ import numpy as np
 from loralane_server.device.seam import Int32, Sampling, Span
 from loralane_server.errors import ShardError
 
-
 #: What a row owns before it is admitted.
 NO_PAGES: Int32 = np.empty(0, dtype=np.int32)
 

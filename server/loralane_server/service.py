@@ -1,6 +1,6 @@
 """The shard's gRPC face: answers on the event loop, computes nothing.
 
-Whatever takes time runs elsewhere (the store's threads, the engine's thread) and is awaited here, so
+Whatever takes time runs elsewhere (the store's threads, the engine's) and is awaited here, so
 that the service answers while a step runs. Errors leave as a gRPC status with the typed `Error` in
 the trailer "loralane-error-bin".
 """

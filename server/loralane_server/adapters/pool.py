@@ -26,18 +26,13 @@ class Tenant:
     digest: str
     #: Lane pages, ascending; its lanes in order.
     pages: tuple[int, ...]
-    #: Layers not yet written; 0 = resident. Rows wait until then.
-    layers_missing: int
+    #: Whether all its lanes are written. Rows wait until then.
+    resident: bool = False
     #: Rows that refer to it. Its lanes are neither rewritten nor evicted while this is not 0.
     users: int = 0
     pinned: bool = False
     #: Order of last use; the smallest is evicted first.
     used: int = 0
-
-    @property
-    def resident(self) -> bool:
-        """Whether all its lanes are written."""
-        return self.layers_missing == 0
 
     @property
     def lanes(self) -> int:
@@ -64,9 +59,8 @@ def choose_pages(free: Sequence[int], wanted: int) -> tuple[int, ...]:
 class AdapterPool:
     """Owns the lane table. Allocated once: pages change hands, their number never changes."""
 
-    def __init__(self, lanes: int, layers: int) -> None:
+    def __init__(self, lanes: int) -> None:
         self._pages = lanes // LANE_PAGE
-        self._layers = layers
         self._free = list(range(self._pages))
         self._tenants: dict[str, Tenant] = {}
         self._clock = count(1)
@@ -112,15 +106,14 @@ class AdapterPool:
             self._give_back(victim)
         pages = choose_pages(self._free, wanted)
         self._free = [page for page in self._free if page not in pages]
-        self._tenants[digest] = Tenant(digest, pages, self._layers, used=next(self._clock))
+        self._tenants[digest] = Tenant(digest, pages, used=next(self._clock))
         return victims
 
-    def layer_written(self, digest: str) -> bool:
-        """Note that one more layer's lanes are written; return whether it was the last."""
+    def complete(self, digest: str) -> None:
+        """Note that all lanes of an adapter are written: it is resident."""
         tenant = self._tenants[digest]
-        assert tenant.layers_missing > 0
-        tenant.layers_missing -= 1
-        return tenant.resident
+        assert not tenant.resident
+        tenant.resident = True
 
     def acquire(self, digest: str) -> None:
         """A row refers to the adapter from now on."""
@@ -159,7 +152,7 @@ class AdapterPool:
         owned = [page for t in self._tenants.values() for page in t.pages]
         assert sorted(owned + self._free) == list(range(self._pages))
         assert self._free == sorted(self._free)
-        assert all(t.users >= 0 and 0 <= t.layers_missing <= self._layers for t in self.tenants())
+        assert all(t.users >= 0 for t in self.tenants())
 
     def _victims(self, missing: int) -> list[Tenant]:
         """Choose whom to evict for `missing` more pages."""

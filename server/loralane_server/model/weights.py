@@ -92,7 +92,9 @@ def load_decoder(
     """
     decoder = Decoder(spec, device, max_len)
     with Checkpoint(folder) as checkpoint:
-        layers = tqdm(range(spec.layers), desc="loading weights", unit="layer", leave=False)
+        layers = tqdm(
+            range(spec.layers), desc="loading weights", unit="layer", leave=False, disable=None
+        )
         for index in layers:
             decoder.add_layer(_read_layer(checkpoint, spec, index, dtype))
         table = (spec.vocab, spec.hidden)

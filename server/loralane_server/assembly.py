@@ -1,0 +1,182 @@
+"""Puts a shard together: from its settings to a running engine with everything it owns."""
+
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+from loralane_server.adapters.pool import LANE_PAGE, AdapterPool
+from loralane_server.adapters.spec import BaseShape
+from loralane_server.adapters.store import AdapterStore
+from loralane_server.config import ShardConfig
+from loralane_server.device.cpu import CpuDevice
+from loralane_server.engine import Engine
+from loralane_server.errors import ModelUnsupported
+from loralane_server.model.spec import ModelSpec, read_model_spec
+from loralane_server.model.weights import load_decoder
+from loralane_server.pages import PAGE_TOKENS, PageTable, pages_for
+from loralane_server.service import ShardFacts
+
+log = logging.getLogger(__name__)
+
+DEMO: Final = Path(__file__).parent / "demo"
+_MODEL_FILES: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
+_TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A base model's folder and what is in it."""
+
+    model_id: str
+    folder: Path
+    spec: ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A running engine and what the service says about it."""
+
+    engine: "Engine[Any]"
+    store: AdapterStore
+    facts: ShardFacts
+
+
+def find_model(model: str | None) -> Model:
+    """Return the base model: the embedded demo, a folder, or a hub id (downloaded with progress).
+
+    Raises `ModelUnsupported` if there is none, or if it cannot be served exactly.
+    """
+    if model is None:
+        return Model("loralane-demo", DEMO / "model", read_model_spec(DEMO / "model"))
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return Model(folder.resolve().name, folder, read_model_spec(folder))
+    try:
+        found = Path(snapshot_download(model, allow_patterns=list(_MODEL_FILES)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, ValueError) as exc:
+        raise ModelUnsupported(
+            f"{model} is neither a folder nor a model on the hub: {exc}"
+        ) from exc
+    return Model(model, found, read_model_spec(found))
+
+
+def aliases_of(config: ShardConfig) -> dict[str, str]:
+    """Return the aliases: those given, and the demo's adapters when the demo is served."""
+    given = dict(config.adapters)
+    if config.model is not None:
+        return given
+    demo = {path.name: str(path) for path in sorted((DEMO / "adapters").iterdir())}
+    return demo | given
+
+
+def base_shape(spec: ModelSpec, dtype: str) -> BaseShape:
+    """Return what adapters are checked against."""
+    modules = tuple((name, out, in_) for name, (out, in_) in spec.linears().items())
+    return BaseShape(layers=spec.layers, modules=modules, dtype=dtype)
+
+
+def open_store(config: ShardConfig, model: Model) -> AdapterStore:
+    """Return the adapter store of a base model."""
+    dtype = choose_dtype(config, model.spec)
+    return AdapterStore(
+        base_shape(model.spec, dtype),
+        dtype=_DTYPES[dtype],
+        aliases=aliases_of(config),
+        roots=config.adapter_roots,
+        host_cache_bytes=config.host_cache,
+        max_rank=config.lanes // LANE_PAGE * LANE_PAGE,
+    )
+
+
+def assemble(config: ShardConfig) -> Shard:
+    """Load the model and start its engine. Raises `ModelUnsupported`."""
+    model = find_model(config.model)
+    spec = model.spec
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    dtype = choose_dtype(config, spec)
+    max_len, pages = plan_memory(config, spec, _DTYPES[dtype])
+    log.info(
+        "%s (%s) in %s, up to %d tokens a row", model.model_id, spec.architecture, dtype, max_len
+    )
+    device = CpuDevice(
+        spec, dtype=_DTYPES[dtype], pages=pages, page_tokens=PAGE_TOKENS, lanes=config.lanes
+    )
+    decoder = load_decoder(model.folder, spec, device, _DTYPES[dtype], max_len)
+    store = open_store(config, model)
+    engine = Engine(
+        decoder,
+        device,
+        store,
+        pool=AdapterPool(config.lanes),
+        pages=PageTable(pages),
+        max_rows=config.max_rows,
+        max_len=max_len,
+        step_tokens=config.step_tokens,
+    )
+    engine.start()
+    facts = ShardFacts(
+        model_id=model.model_id,
+        architecture=spec.architecture,
+        dtype=dtype,
+        device=device.name,
+        vocab_size=spec.vocab,
+        max_model_len=max_len,
+        eos_token_ids=spec.eos_token_ids,
+        version=version("loralane"),
+        aliases=tuple(aliases_of(config).items()),
+        tokenizer_files=tuple(_read_files(model.folder, _TOKENIZER_FILES)),
+    )
+    return Shard(engine, store, facts)
+
+
+def choose_dtype(config: ShardConfig, spec: ModelSpec) -> str:
+    """Return the dtype to compute in: the one asked for, else float32 only if stored so."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if spec.stored_dtype in ("float32", "float64") else "bfloat16"
+
+
+def plan_memory(config: ShardConfig, spec: ModelSpec, dtype: torch.dtype) -> tuple[int, int]:
+    """Return the longest sequence and the number of KV pages.
+
+    Without --max-model-len the length is what the model was made for, cut to what the KV memory
+    holds. Raises `ModelUnsupported` when a length that was asked for does not fit.
+    """
+    token_bytes = 2 * spec.layers * spec.kv_size * torch.empty(0, dtype=dtype).element_size()
+    pages = config.kv_memory // (token_bytes * PAGE_TOKENS)
+    wanted = config.max_model_len or spec.max_positions
+    if wanted > spec.max_positions:
+        raise ModelUnsupported(
+            f"--max-model-len {wanted}: the model was made for at most {spec.max_positions} tokens"
+        )
+    fits = pages * PAGE_TOKENS
+    if fits < wanted and (config.max_model_len or fits == 0):
+        need = pages_for(wanted) * PAGE_TOKENS * token_bytes
+        raise ModelUnsupported(
+            f"--kv-memory {config.kv_memory} holds {fits} tokens; one row of {wanted} tokens needs "
+            f"{need} bytes: raise --kv-memory or lower --max-model-len"
+        )
+    length = min(wanted, fits)
+    return length, min(pages, config.max_rows * pages_for(length))
+
+
+def _read_files(folder: Path, names: Iterable[str]) -> Iterable[tuple[str, bytes]]:
+    for name in names:
+        path = folder / name
+        if path.is_file():
+            yield name, path.read_bytes()

@@ -1,0 +1,75 @@
+"""Paged attention equals plain causal attention, row by row."""
+
+import numpy as np
+import torch
+from loralane_server.device.cpu_attention import CpuAttention, plan_attention
+from loralane_server.device.seam import Span
+
+HEADS, KV_HEADS, HEAD_DIM, PAGE = 4, 2, 8, 4
+
+
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention of the last token of a row over all of it: q [heads, d]; k, v [length, kv, d]."""
+    repeat = HEADS // KV_HEADS
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    scores = torch.einsum("hd,lhd->hl", q, k) * HEAD_DIM**-0.5
+    return torch.einsum("hl,lhd->hd", scores.softmax(-1), v).flatten()
+
+
+class Row:
+    """A row with its own random q, k, v for every position."""
+
+    def __init__(self, length: int, pages: list[int], seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.q = torch.randn(length, HEADS, HEAD_DIM, generator=generator)
+        self.k = torch.randn(length, KV_HEADS, HEAD_DIM, generator=generator)
+        self.v = torch.randn(length, KV_HEADS, HEAD_DIM, generator=generator)
+        self.pages = np.array(pages, dtype=np.int32)
+        self.done = 0
+
+    def expected(self, at: int) -> torch.Tensor:
+        return plain(self.q[at], self.k[: at + 1], self.v[: at + 1])
+
+
+def attend(attention: CpuAttention, parts: list[tuple[Row, int]]) -> None:
+    """Run one step of the rows and compare every token with plain attention."""
+    spans = [Span(row.done, n, row.pages) for row, n in parts]
+    plan = plan_attention(spans, PAGE, torch.float32)
+    where = [(row, at) for row, n in parts for at in range(row.done, row.done + n)]
+    q, k, v = (torch.stack([getattr(row, name)[at] for row, at in where]) for name in "qkv")
+
+    out = attention.attend(0, q, k, v, plan)
+
+    torch.testing.assert_close(out, torch.stack([row.expected(at) for row, at in where]))
+    for row, n in parts:
+        row.done += n
+
+
+def test_rows_of_any_length_join_leave_and_interleave() -> None:
+    attention = CpuAttention(1, 40, PAGE, KV_HEADS, HEAD_DIM, torch.float32)
+    long = Row(60, [7, 3, 9, 1, 0, 5, 6, 2, 30, 31, 32, 33, 34, 35, 36], seed=1)
+    short = Row(12, [20, 10, 12], seed=2)
+    one = Row(9, [25, 24, 23], seed=3)
+
+    attend(attention, [(long, 30)])
+    attend(attention, [(one, 1), (long, 13), (short, 5)])
+    for _ in range(7):
+        # Lengths 44..51, 6..12 and 2..8: padding them together would read mostly nothing.
+        attend(attention, [(long, 1), (short, 1), (one, 1)])
+
+
+def test_pages_of_other_rows_are_not_read() -> None:
+    attention = CpuAttention(1, 8, PAGE, KV_HEADS, HEAD_DIM, torch.float32)
+    poison = Row(4, [1], seed=4)
+    poison.v[:] = float("inf")
+    attention.attend(
+        0,
+        poison.q,
+        poison.k,
+        poison.v,
+        plan_attention([Span(0, 4, poison.pages)], 4, torch.float32),
+    )
+    row = Row(6, [0, 2], seed=5)
+
+    attend(attention, [(row, 5)])
+    attend(attention, [(row, 1)])
