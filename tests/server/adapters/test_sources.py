@@ -142,6 +142,14 @@ def test_a_link_out_of_the_roots_is_refused(
     store.close()
 
 
+def test_a_folder_that_is_a_link_out_of_the_roots_is_refused_by_its_place(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    link_folder(tmp_path / "root", write(tmp_path / "secret", adapter_files()))
+
+    with pytest.raises(InvalidRequest, match="leads out"):
+        sources(tmp_path / "root").place("a")
+
+
 def test_links_within_a_root_are_followed_as_in_a_hub_cache(tmp_path: Path) -> None:
     blobs = write(tmp_path / "blobs", adapter_files())
     (tmp_path / "snapshot").mkdir()
