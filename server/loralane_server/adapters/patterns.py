@@ -22,6 +22,7 @@ _Node = Callable[["_Name", int], int]
 
 _CLASSES: Final = "dDwWsS"
 _QUANTIFIER: Final = re.compile(r"\{([0-9]{0,4})(,?)([0-9]{0,4})\}")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.]*")
 _CLASS_BODY: Final = re.compile(r"(?:\\[dDwWsS\W]|[^\\\[\]])+")
 
 
@@ -57,9 +58,19 @@ class Pattern:
 
     def matches(self, module: str) -> bool:
         r"""Whether `re.match(rf"(.*\.)?({key})$", module)` would match; `module` has no newline."""
+        if _PLAIN.fullmatch(self.key):
+            return self._is_tail_of(module)
         name = _Name(module)
         start = 1 | name.past(-1, ".".__eq__)
         return bool(self._node(name, start) >> len(module))
+
+    def _is_tail_of(self, module: str) -> bool:
+        """The same for a key without operators: most tables name hundreds of modules in full."""
+        start = len(module) - len(self.key)
+        if start < 0 or (start > 0 and module[start - 1] != "."):
+            return False
+        pairs = zip(self.key, module[start:], strict=True)
+        return all(wanted in (".", char) for wanted, char in pairs)
 
 
 def compile_key(key: str) -> Pattern:

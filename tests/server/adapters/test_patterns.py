@@ -82,6 +82,12 @@ def test_an_expression_that_makes_backtracking_explode_takes_no_time() -> None:
     assert time.perf_counter() - started < 1
 
 
+@FUZZ
+@given(st.text(alphabet="ab.", max_size=5), st.text(alphabet="ab.", max_size=8))
+def test_a_plain_key_matches_exactly_when_re_does(key: str, name: str) -> None:
+    assert compile_key(key).matches(name) == bool(re.match(rf"(.*\.)?({key})$", name))
+
+
 ATOMS = st.one_of(
     st.sampled_from(["a", "b", ".", r"\.", "[ab]", "[^a]", r"\w", r"\d", "^", "$", "_1"]),
     st.text(alphabet="ab.", min_size=1, max_size=3),
