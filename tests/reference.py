@@ -52,7 +52,7 @@ _LLAMA3 = {
 FAMILIES: Mapping[str, PretrainedConfig] = {
     "llama": LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3, tie_word_embeddings=False),
     "mistral": MistralConfig(**_SHAPE, head_dim=32, sliding_window=None),
-    "qwen2": Qwen2Config(**_SHAPE, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**_SHAPE, tie_word_embeddings=False),
     "qwen3": Qwen3Config(**_SHAPE, head_dim=16, tie_word_embeddings=True),
 }
 
@@ -95,12 +95,13 @@ SIXTEEN = (
 def random_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
     """Return a random float32 model whose norms and biases are not trivial."""
     torch.manual_seed(seed)
+    # A tied head with large embeddings would only repeat the token that it was given.
+    embedding = 0.1 if config.tie_word_embeddings else 1.0
     model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2:
-                # A tied embedding is also the head: wide enough to spread the logits.
-                weight.normal_(0, 0.6 if "embed" in name else weight.shape[1] ** -0.5)
+                weight.normal_(0, embedding if "embed" in name else weight.shape[1] ** -0.5)
             elif "bias" in name:
                 weight.normal_(0, 0.5)
             else:
