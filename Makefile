@@ -1,0 +1,63 @@
+# Two commands for a start: `make demo` and `make test`. Each makes the environment that it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CLIENTS := .venv-clients
+PROTO := .venv-proto
+PIP := -m pip --disable-pip-version-check install --progress-bar on --quiet
+
+# Threads that wait by spinning ruin a machine that runs anything else beside them.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: setup demo serve test check proto bench clean
+
+setup: $(VENV)/.runtime
+
+demo: $(VENV)/.runtime
+	$(BIN)/python -m demo.show
+
+serve: $(VENV)/.runtime
+	$(BIN)/loralane serve
+
+test: $(VENV)/.dev $(CLIENTS)/.ready
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev $(PROTO)/.ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(PROTO)/bin/python proto/generate.py --check
+
+proto: $(PROTO)/.ready
+	$(PROTO)/bin/python proto/generate.py
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m bench.run
+
+clean:
+	rm -rf $(VENV) $(CLIENTS) $(PROTO)
+
+$(VENV)/.runtime: pyproject.toml constraints/cpu.txt
+	@echo "== $(VENV): installing Loralane and torch for the CPU (about 1 GB; a minute or two)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) -c constraints/cpu.txt pip
+	$(BIN)/python $(PIP) -c constraints/cpu.txt --editable '.[cpu]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	@echo "== $(VENV): installing what the tests compare with (transformers, PEFT, clients) and the linters"
+	$(BIN)/python $(PIP) -c constraints/cpu.txt --group dev
+	touch $@
+
+$(CLIENTS)/.ready: constraints/clients.txt
+	@echo "== $(CLIENTS): installing lorax-client, which needs an older huggingface_hub than we do"
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python $(PIP) -r constraints/clients.txt
+	touch $@
+
+$(PROTO)/.ready: pyproject.toml
+	@echo "== $(PROTO): installing the pinned protobuf generator"
+	test -x $(PROTO)/bin/python || $(PYTHON) -m venv $(PROTO)
+	$(PROTO)/bin/python $(PIP) 'pip>=25.1'
+	$(PROTO)/bin/python $(PIP) --group proto
+	touch $@
