@@ -19,6 +19,16 @@ def test_a_stream_of_tokens_joins_to_the_whole_text(server_url, adapter, path):
     assert "".join(pieces) == whole
 
 
+def test_texts_are_those_of_base_and_adapter(target):
+    client = InferenceClient(model=target.url, token="any")
+
+    base = client.text_generation("hello world", max_new_tokens=12)
+    adapted = client.text_generation("hello world", adapter_id=target.adapter, max_new_tokens=12)
+
+    assert base == target.answer("", "hello world", 12)
+    assert adapted == target.answer(target.adapter, "hello world", 12)
+
+
 def test_details_are_typed_in_both_forms(server_url):
     client = InferenceClient(model=server_url, token="any")
 

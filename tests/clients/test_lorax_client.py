@@ -17,6 +17,11 @@ def probe(clients_python: Path, server_url: str, adapter: str, missing_adapter: 
     return json.loads(done.stdout)
 
 
+def test_texts_are_those_of_base_and_adapter(probe, target):
+    assert probe["base"]["text"] == target.answer("", "hello world", 12)
+    assert probe["whole"]["text"] == target.answer(target.adapter, "hello world", 12)
+
+
 def test_an_answer_has_the_details_that_the_client_requires(probe):
     whole = probe["whole"]
 

@@ -24,6 +24,16 @@ def test_models_list_the_base_and_the_adapter(client, adapter):
     assert client.models.retrieve(adapter).id == adapter
 
 
+def test_texts_are_those_of_base_and_adapter(client, target):
+    request = {"prompt": "hello world", "temperature": 0, "max_tokens": 12}
+
+    base = client.completions.create(model="", **request)
+    adapted = client.completions.create(model=target.adapter, **request)
+
+    assert base.choices[0].text == target.answer("", "hello world", 12)
+    assert adapted.choices[0].text == target.answer(target.adapter, "hello world", 12)
+
+
 def test_a_streamed_completion_is_the_whole_one_in_pieces(client, adapter):
     request = {"model": adapter, "prompt": "hello world", "temperature": 0, "max_tokens": 12}
 
