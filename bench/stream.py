@@ -1,0 +1,80 @@
+"""A small HTTP client for event streams: what it costs must not show in what it measures.
+
+One connection for each request, opened before the clock starts. Lines are kept as they come, with
+their time; nothing is parsed while a stream runs.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+_DATA: Final = b"data:"
+_DONE: Final = b"[DONE]"
+
+
+class StreamFailed(Exception):
+    """The server refused the request or its answer is no event stream; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where requests go."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def at(cls, url: str) -> "Server":
+        """Read `http://host:port`."""
+        parts = urlsplit(url)
+        if parts.scheme != "http" or parts.hostname is None:
+            raise ValueError(f"{url} must be http://HOST:PORT")
+        return cls(parts.hostname, parts.port or 80)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One answer: when it was asked for, and every event with its time (`perf_counter`)."""
+
+    sent: float
+    events: tuple[tuple[float, bytes], ...]
+
+
+async def post(server: Server, path: str, body: bytes) -> Stream:
+    """Send one request and read its stream to the end. Raises StreamFailed."""
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    try:
+        sent = time.perf_counter()
+        writer.write(_head(server, path, len(body)) + body)
+        status, chunked = await _read_head(reader)
+        if status != 200 or not chunked:
+            raise StreamFailed(f"status {status}: {(await reader.read(2000)).decode()}")
+        return Stream(sent, tuple(await _events(reader)))
+    finally:
+        writer.close()
+
+
+def _head(server: Server, path: str, length: int) -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: {server.host}:{server.port}\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    ).encode()
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
+    """Return the status and whether the body comes in chunks."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    return int(head.split(b" ", 2)[1]), b"transfer-encoding: chunked" in head
+
+
+async def _events(reader: asyncio.StreamReader) -> list[tuple[float, bytes]]:
+    events = []
+    rest = b""
+    while size := int(await reader.readline(), 16):
+        chunk = (await reader.readexactly(size + 2))[:-2]
+        now = time.perf_counter()
+        *lines, rest = (rest + chunk).split(b"\n")
+        events += [(now, line[len(_DATA) :].strip()) for line in lines if line.startswith(_DATA)]
+    return [(at, data) for at, data in events if data != _DONE]
