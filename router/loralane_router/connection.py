@@ -35,6 +35,8 @@ class Connection:
         self._task: asyncio.Task[None] | None = None
         self._model: Model | None = None
         self._ready = False
+        #: The number of the last step heard of on this connection; None before the first.
+        self._step: int | None = None
         self._changed = asyncio.Condition()
 
     @property
@@ -109,12 +111,15 @@ class Connection:
             self._dispatcher.connect(info.capacity)
             self._dispatcher.note_pins(adapters)
             self._metrics.report_tiers(self._registry.tiers())
+            self._step = None
             await self._set_ready(True)
             await self._dispatcher.serve(stream, self._observe)
         finally:
             await stream.aclose()
 
     def _observe(self, step: pb.StepReply) -> None:
+        self._metrics.steps.inc(0 if self._step is None else step.step - self._step)
+        self._step = step.step
         if step.residency:
             self._registry.observe(step.residency)
             self._metrics.report_tiers(self._registry.tiers())

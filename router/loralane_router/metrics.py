@@ -40,6 +40,7 @@ class Metrics:
             registry=r,
         )
         self.lanes_total = Gauge("loralane_lanes", "Lanes of the pool", registry=r)
+        self.steps = Counter("loralane_steps", "Steps of the shard, as heard of", registry=r)
         self.prompt_tokens = Counter("loralane_prompt_tokens", "Prompt tokens admitted", registry=r)
         self.generated_tokens = Counter("loralane_generated_tokens", "Tokens generated", registry=r)
         self.time_to_first_token = Histogram(

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 
@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 #: How long running requests may take to finish after a signal.
 _GRACE_S: Final = 10
+#: How long an error may take to reach those that did not.
+_LAST_WORDS_S: Final = 2
 #: How long the shard may take to end after that.
 _SHARD_GRACE_S: Final = 10.0
 #: SDKs keep connections; closing them early races with their next request.
@@ -44,7 +46,7 @@ async def run(config: RouterConfig, shard_command: Sequence[str] | None = None) 
     listener = bind(config.host, config.port)
     router = Router(config)
     http = _HttpServer(router)
-    stop = _stop_on_signals(http)
+    stop, give_up = _stop_on_signals(http)
     shard = await ShardProcess.start(shard_command) if shard_command else None
     grpc_server = InferenceServer(router)
     serving = asyncio.create_task(http.serve([listener]))
@@ -54,7 +56,7 @@ async def run(config: RouterConfig, shard_command: Sequence[str] | None = None) 
         ending.add(asyncio.create_task(shard.wait_ended()))
     try:
         await _first_end(starting, ending)
-        await _finish(http, serving)
+        await _finish(http, serving, grpc_server, give_up)
     except ShardEnded as exc:
         _log.error("%s", exc)
         return 1
@@ -63,8 +65,8 @@ async def run(config: RouterConfig, shard_command: Sequence[str] | None = None) 
             task.cancel()
         await asyncio.gather(starting, *ending, return_exceptions=True)
         await router.close()
-        await _finish(http, serving)
-        await grpc_server.close()
+        http.should_exit = True
+        await asyncio.gather(serving, grpc_server.close(_LAST_WORDS_S))
         if shard is not None:
             await shard.stop(_SHARD_GRACE_S)
     return 0
@@ -107,7 +109,7 @@ class _HttpServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=_GRACE_S,
+                timeout_graceful_shutdown=_GRACE_S + _LAST_WORDS_S,
             )
         )
 
@@ -117,17 +119,19 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-def _stop_on_signals(http: uvicorn.Server) -> asyncio.Event:
-    """Return what the first signal sets; a second one gives up on running requests."""
-    stop = asyncio.Event()
+def _stop_on_signals(http: uvicorn.Server) -> tuple[asyncio.Event, asyncio.Event]:
+    """Return what the first signal sets, and what a second one sets to give up on requests."""
+    stop, give_up = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
-        http.force_exit = stop.is_set()
+        if stop.is_set():
+            http.force_exit = True
+            give_up.set()
         stop.set()
 
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, on_signal)
-    return stop
+    return stop, give_up
 
 
 async def _start(
@@ -169,7 +173,16 @@ async def _first_end(starting: asyncio.Task[None], ending: set[asyncio.Task[None
             return
 
 
-async def _finish(http: uvicorn.Server, serving: asyncio.Task[None]) -> None:
-    """Stop accepting and wait for running requests, as long as the grace allows. Idempotent."""
+async def _finish(
+    http: uvicorn.Server,
+    serving: asyncio.Task[None],
+    grpc_server: InferenceServer,
+    give_up: asyncio.Event,
+) -> None:
+    """Stop accepting; return when running requests have finished, or may take no longer."""
     http.should_exit = True
-    await serving
+    closing = asyncio.create_task(grpc_server.close(_GRACE_S + _LAST_WORDS_S))
+    giving_up = asyncio.create_task(give_up.wait())
+    either: set[asyncio.Future[Any]] = {asyncio.gather(serving, closing), giving_up}
+    await asyncio.wait(either, timeout=_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+    giving_up.cancel()
