@@ -27,7 +27,8 @@ from tests import reference
 #: Seconds that anything may take which must happen; a busy machine is no defect.
 PATIENCE_S = 60
 WEIGHTS = "adapter_model.safetensors"
-CONTEXT = 512
+#: Tokens of a row at most, where `bare_flags` say so; the model could do `LONGEST`.
+CONTEXT, LONGEST = 512, 16384
 
 GOOD = (
     reference.AdapterRecipe("a", 8, 16),
@@ -67,6 +68,7 @@ class World:
             str(self.folder / "model"),
             f"--adapter-root={self.root}",
             "--dtype=float32",
+            f"--max-model-len={CONTEXT}",
             "--threads=1",
         ]
 
@@ -107,7 +109,7 @@ class World:
 def make_world(folder: Path) -> World:
     """Save a model, good adapters, and one adapter for each way to be bad."""
     config = LlamaConfig(
-        **{**reference.FAMILIES["llama"].to_dict(), "max_position_embeddings": CONTEXT}
+        **{**reference.FAMILIES["llama"].to_dict(), "max_position_embeddings": LONGEST}
     )
     model: Any = reference.random_model(config)
     reference.save_model(model, folder / "model")
@@ -119,7 +121,11 @@ def make_world(folder: Path) -> World:
 
 
 def _save_bad(world: World) -> None:
-    """`wide` has another base's shape, `cut` ends early, `nan` holds a NaN, `pickle` is a .bin."""
+    """`wide` has another base's shape, `cut` ends early, `nan` holds a NaN, `pickle` is a .bin,
+    `large` fits only into many lanes."""
+    reference.save_adapter(
+        world.model, reference.AdapterRecipe("large", 64, 64), world.root / "large", 0
+    )
     narrow = LlamaConfig(**{**world.model.config.to_dict(), "hidden_size": 32, "head_dim": 8})
     other: Any = reference.random_model(narrow)
     reference.save_adapter(other, reference.AdapterRecipe("wide", 4, 8), world.root / "wide", 0)
@@ -172,6 +178,7 @@ class Command:
         return psutil.Process(self.pid).children(recursive=True)
 
     def terminate(self) -> None:
+        """Send SIGTERM."""
         self._process.terminate()
 
     def wait(self) -> int:

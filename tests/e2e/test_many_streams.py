@@ -1,0 +1,109 @@
+"""Many streams over many adapters in one batch, and half of their clients gone."""
+
+import asyncio
+
+import httpx
+
+from tests.product import GOOD, World, events_of, metrics_of
+
+ADAPTERS = ("", *(recipe.name for recipe in GOOD))
+STREAMS, TOKENS, LONG = 64, 32, 200
+FREE = ("loralane_rows_free", "loralane_pages_free", "loralane_lanes_in_use")
+
+Case = tuple[str, str]
+
+
+def cases() -> list[Case]:
+    """64 different (adapter, prompt), neighbours of different adapters."""
+    return [(ADAPTERS[i % len(ADAPTERS)], f"tale {i:02}") for i in range(STREAMS)]
+
+
+def expected_texts(world: World, asked: list[Case], tokens: int) -> list[str]:
+    """The reference's texts; one batch of the reference for each adapter."""
+    texts: dict[Case, str] = {}
+    for adapter in ADAPTERS:
+        mine = [case for case in asked if case[0] == adapter]
+        found = world.texts(adapter, [prompt for _, prompt in mine], tokens)
+        texts.update(zip(mine, found, strict=True))
+    assert len(set(texts.values())) == len(asked), "a reference that degenerates proves nothing"
+    return [texts[case] for case in asked]
+
+
+async def stream(http: httpx.AsyncClient, case: Case, tokens: int) -> str:
+    """Return the whole text of one stream."""
+    async with http.stream("POST", "/v1/completions", json=body(case, tokens)) as reply:
+        events = events_of((await reply.aread()).decode())
+    return "".join(event["choices"][0]["text"] for event in events)
+
+
+def body(case: Case, tokens: int) -> dict[str, object]:
+    adapter, prompt = case
+    return {
+        "model": adapter, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True
+    }  # fmt: skip
+
+
+async def metrics(http: httpx.AsyncClient) -> dict[str, float]:
+    return metrics_of((await http.get("/metrics")).text)
+
+
+async def test_64_streams_over_8_adapters_and_the_base_are_all_right(http, world):
+    asked = cases()
+
+    before = await metrics(http)
+
+    texts = await asyncio.gather(*(stream(http, case, TOKENS) for case in asked))
+
+    assert texts == expected_texts(world, asked, TOKENS)
+    after = await metrics(http)
+    steps, tokens = (
+        after[name] - before[name]
+        for name in ("loralane_steps_total", "loralane_generated_tokens_total")
+    )
+    assert tokens == STREAMS * TOKENS
+    assert TOKENS <= steps < tokens / 4, "they ran in one batch"
+
+
+async def test_streams_whose_neighbours_vanish_end_right_and_everything_is_free_again(http, world):
+    asked = cases()
+    before = await idle(http)
+    both = asyncio.Barrier(STREAMS + 1)
+
+    async def leave(case: Case) -> None:
+        async with http.stream("POST", "/v1/completions", json=body(case, LONG)) as reply:
+            await anext(reply.aiter_lines())
+            await both.wait()
+
+    async def stay(case: Case) -> str:
+        async with http.stream("POST", "/v1/completions", json=body(case, LONG)) as reply:
+            lines = reply.aiter_lines()
+            first = await anext(lines)
+            await both.wait()
+            rest = [line async for line in lines]
+        events = events_of("\n".join([first, *rest]))
+        return "".join(event["choices"][0]["text"] for event in events)
+
+    async with asyncio.TaskGroup() as group:
+        staying = [group.create_task(stay(case)) for case in asked[::2]]
+        for case in asked[1::2]:
+            group.create_task(leave(case))
+        await both.wait()
+        while (now := await metrics(http))["loralane_rows_free"] < STREAMS // 2:
+            assert now["loralane_requests_running"] >= STREAMS // 2
+        # Freed at once, not at the end: those who stayed all run on.
+        assert now["loralane_requests_running"] == STREAMS // 2
+
+    assert [task.result() for task in staying] == expected_texts(world, asked, LONG)[::2]
+    after = await idle(http)
+    assert {name: after[name] for name in FREE} == {name: before[name] for name in FREE}
+
+
+async def idle(http: httpx.AsyncClient) -> dict[str, float]:
+    """Return the metrics once nothing runs; what is free then must be all."""
+    found = await metrics(http)
+    while found["loralane_requests_running"] or found["loralane_requests_waiting"]:
+        found = await metrics(http)
+    assert found["loralane_rows_free"] == found["loralane_rows"]
+    assert found["loralane_pages_free"] == found["loralane_pages"]
+    assert found["loralane_lanes_in_use"] == 0
+    return found
