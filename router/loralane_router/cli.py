@@ -50,7 +50,7 @@ class Flag:
 MODEL_FLAGS: Final = (
     Flag("--adapter", "NAME=REF", "an adapter and its alias; repeatable", many=True),
     Flag("--adapter-root", "DIR", "folder below which paths may name adapters", many=True),
-    Flag("--device", None, "where to compute", ("auto", "cpu", "xla")),
+    Flag("--device", None, "where to compute", ("auto", "cpu")),
     Flag("--dtype", None, "what to compute in", ("auto", "float32", "bfloat16")),
     Flag("--max-model-len", "N", "prompt and generated tokens together, at most"),
     Flag("--max-rows", "N", "requests that run at once, at most"),

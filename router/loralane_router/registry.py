@@ -55,7 +55,7 @@ class Registry:
         self._loaded: dict[str, str] = {}
         #: By digest.
         self._known: dict[str, pb.Adapter] = {}
-        #: The digest that a reference had when it was last resolved, for aliases only.
+        #: The digest that an alias's reference had when it was last resolved, by `_sent`.
         self._digests: dict[str, str] = {}
 
     def connect(self, info: pb.InfoReply) -> None:
@@ -70,11 +70,11 @@ class Registry:
 
     async def resolve(self, shard: ShardClient, name: str, token: str | None) -> pb.Adapter:
         """Return the adapter that a name means now. Raises RequestError if it cannot be had."""
-        reference = self._aliases.get(name, name)
-        adapter = await shard.resolve(reference, token)
+        sent = self._sent(name)
+        adapter = await shard.resolve(sent, token)
         self._remember(adapter)
-        if reference in self._aliases.values():
-            self._digests[reference] = adapter.digest
+        if name in self._aliases:
+            self._digests[sent] = adapter.digest
         return adapter
 
     async def refresh(self, shard: ShardClient) -> list[pb.Adapter]:
@@ -86,7 +86,7 @@ class Registry:
     def update(self, name: str, adapter: pb.Adapter) -> AdapterEntry:
         """Take over what the shard said about one adapter; return it as its user sees it."""
         self._remember(adapter)
-        return _entry(name, adapter)
+        return _entry(name, adapter, self._aliases.get(name, adapter.reference))
 
     def observe(self, changes: Iterable[pb.Residency]) -> None:
         """Take over residency changes."""
@@ -96,10 +96,11 @@ class Registry:
                 known.tier = change.tier
 
     def add_alias(self, name: str, reference: str, digest: str) -> None:
-        """Call a reference by a name from now on."""
+        """Call a reference, or what another alias stands for, by a name from now on."""
         if name != reference:
-            self._loaded[name] = reference
-            self._digests[reference] = digest
+            sent = self._sent(reference)
+            self._loaded[name] = sent
+            self._digests[sent] = digest
 
     def check_alias(self, name: str) -> None:
         """Raise RequestError (400) for a name that no adapter may have."""
@@ -119,11 +120,11 @@ class Registry:
 
     def find(self, name: str) -> pb.Adapter | None:
         """Return a known adapter by alias, reference or digest."""
-        reference = self._aliases.get(name, name)
-        digest = self._digests.get(reference, reference)
+        sent = self._sent(name)
+        digest = self._digests.get(sent, sent)
         if digest in self._known:
             return self._known[digest]
-        same = (adapter for adapter in self._known.values() if adapter.reference == reference)
+        same = (adapter for adapter in self._known.values() if adapter.reference == sent)
         return next(same, None)
 
     def entries(self) -> list[AdapterEntry]:
@@ -131,16 +132,23 @@ class Registry:
         aliased = {name: self.find(name) for name in self._aliases}
         named = {adapter.digest for adapter in aliased.values() if adapter is not None}
         entries = [
-            _entry(name, adapter or pb.Adapter(reference=self._aliases[name], tier=pb.TIER_REMOTE))
+            _entry(name, adapter or pb.Adapter(tier=pb.TIER_REMOTE), self._aliases[name])
             for name, adapter in aliased.items()
         ]
         others = [adapter for adapter in self._known.values() if adapter.digest not in named]
-        entries += [_entry(adapter.reference, adapter) for adapter in others]
+        entries += [_entry(adapter.reference, adapter, adapter.reference) for adapter in others]
         return sorted(entries, key=lambda entry: entry.name)
 
     def tiers(self) -> "Collection[pb.Tier.ValueType]":
         """Return the tier of every known adapter."""
         return [adapter.tier for adapter in self._known.values()]
+
+    def _sent(self, name: str) -> str:
+        """Return what the shard is asked for. It knows the configured aliases by itself.
+
+        So those are the operator's: they may lead anywhere, with the shard's own login.
+        """
+        return self._loaded.get(name, name)
 
     @property
     def _aliases(self) -> dict[str, str]:
@@ -159,10 +167,10 @@ def not_found(name: str) -> RequestError:
     )
 
 
-def _entry(name: str, adapter: pb.Adapter) -> AdapterEntry:
+def _entry(name: str, adapter: pb.Adapter, reference: str) -> AdapterEntry:
     return AdapterEntry(
         name=name,
-        reference=adapter.reference,
+        reference=reference,
         digest=adapter.digest,
         tier=TIER_NAMES.get(adapter.tier, "remote"),
         rank=adapter.rank,

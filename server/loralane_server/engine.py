@@ -116,8 +116,8 @@ class Engine(Generic[BatchT]):
         """Free an adapter's lanes; the future gives how many, or `AdapterInUse`."""
         return self._ask(lambda: self._residency.unload(digest))
 
-    def pin(self, digest: str, pinned: bool) -> "Future[None]":
-        """Pin or unpin a resident adapter."""
+    def pin(self, digest: str, pinned: bool) -> "Future[bool]":
+        """Pin or unpin an adapter that owns lanes; the future tells whether it does."""
         return self._ask(lambda: self._residency.pool.pin(digest, pinned))
 
     def tenants(self) -> "Future[list[Tenant]]":

@@ -137,9 +137,10 @@ class ShardService(pb_grpc.ShardServicer):
     async def PinAdapter(self, request: pb.PinAdapterRequest, context: Any) -> pb.Adapter:  # noqa: N802
         """Keep an adapter resident (loading it first), or let it be evicted again."""
         index = self._store.index(request.digest)
-        if request.pinned:
+        while not await asyncio.wrap_future(self._engine.pin(request.digest, request.pinned)):
+            if not request.pinned:
+                break  # it holds no lanes: there is nothing to let go
             await asyncio.wrap_future(self._engine.load(request.digest))
-        await asyncio.wrap_future(self._engine.pin(request.digest, request.pinned))
         return self._describe(index, await self._tenants())
 
     async def ListAdapters(  # noqa: N802

@@ -158,12 +158,13 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
 
     async def ResolveAdapter(self, request, context):
         self.resolved.append((request.reference, request.token))
-        adapter = self.adapters.get(request.reference)
+        reference = self.aliases.get(request.reference, request.reference)
+        adapter = self.adapters.get(reference)
         if adapter is None:
             await _abort(context, pb.ERROR_KIND_NOT_FOUND, f"no adapter {request.reference!r}")
         if adapter.token not in ("", request.token):
             await _abort(context, pb.ERROR_KIND_FORBIDDEN, "this token does not reach it")
-        return self.described(request.reference)
+        return self.described(reference)
 
     async def LoadAdapter(self, request, context):
         reference = self.reference_of(request.digest)

@@ -142,3 +142,26 @@ async def test_tokens_are_not_in_any_repr(start_shard):
     request = TextRequest("two", "a", Parameters(), token="hf_secret")
 
     assert "hf_secret" not in repr(request)
+
+
+async def test_the_shard_is_asked_for_its_own_aliases_by_name(start_shard, start_router):
+    shard = await start_shard({"org/two": {"increment": 2}}, aliases={"deux": "org/two"})
+    router = await start_router(shard)
+
+    generation = await router.open(TextRequest("deux", (5,), Parameters(max_tokens=1)))
+    await generation.aclose()
+
+    assert [reference for reference, _ in shard.resolved] == ["deux"]
+    assert [(e.name, e.reference) for e in router.adapters()] == [("deux", "org/two")]
+
+
+async def test_an_alias_of_an_alias_means_what_that_one_meant(start_shard, start_router):
+    shard = await start_shard({"org/two": {"increment": 2}})
+    router = await start_router(shard)
+    await router.load_adapter("v", "org/two", None)
+    await router.load_adapter("w", "v", None)
+
+    generation = await router.open(TextRequest("w", (5,), Parameters(max_tokens=1)))
+
+    assert generation.adapter_digest == router.adapters()[0].digest
+    await generation.aclose()

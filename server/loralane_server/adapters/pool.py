@@ -128,9 +128,12 @@ class AdapterPool:
         tenant.users -= 1
         tenant.used = next(self._clock)
 
-    def pin(self, digest: str, pinned: bool) -> None:
-        """Keep an adapter in the pool, or let it go when others need the room."""
-        self._tenants[digest].pinned = pinned
+    def pin(self, digest: str, pinned: bool) -> bool:
+        """Keep an adapter in the pool, or let it go; return whether it owns lanes at all."""
+        tenant = self._tenants.get(digest)
+        if tenant is not None:
+            tenant.pinned = pinned
+        return tenant is not None
 
     def abandon(self, digest: str) -> None:
         """Free the lanes of an adapter that could not be loaded."""
