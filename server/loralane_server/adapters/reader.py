@@ -3,8 +3,10 @@
 Masks multiply, and 0 x NaN would poison every row of a batch, so nothing that is not finite passes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from math import isfinite, prod
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from loralane_server.adapters.files import Reads, opened, read_into
 from loralane_server.adapters.headers import TensorRef
-from loralane_server.adapters.index import AdapterIndex
+from loralane_server.adapters.index import AdapterIndex, Target
 from loralane_server.errors import AdapterCorrupt
 
 _STORED: Final = {
@@ -57,29 +59,67 @@ class Reader:
             AdapterCorrupt: truncated, changed since it was resolved, or not finite.
             AdapterNotFound, SourceUnavailable: as `open_file` and the disk.
         """
+        targets_here = index.layer(layer)
+        stored = self._read(targets_here, open_file)
         targets: dict[str, tuple[Tensor, Tensor]] = {}
-        for target in index.layer(layer):
-            a = self._read(target.a, open_file)
-            b = self._read(target.b, open_file).mul(target.scale).T
-            targets[target.module] = (self._served(a, target.a), self._served(b, target.b))
-        for file in sorted({ref.file for t in index.layer(layer) for ref in (t.a, t.b)}):
-            open_file(file)
+        for target in targets_here:
+            b = stored[target.b.name].to(torch.float32).mul(target.scale).T
+            targets[target.module] = (
+                self._served(stored[target.a.name], target.a),
+                self._served(b, target.b),
+            )
         nbytes = sum(half.nbytes for pair in targets.values() for half in pair)
         return LayerTensors(layer, targets, nbytes)
 
-    def _read(self, ref: TensorRef, open_file: Callable[[str], Path]) -> Tensor:
-        buffer = bytearray(ref.end - ref.begin)
-        with opened(open_file(ref.file)) as descriptor:
-            read_into(descriptor, buffer, ref.begin, ref.file)
+    def _read(
+        self, targets: Sequence[Target], open_file: Callable[[str], Path]
+    ) -> dict[str, Tensor]:
+        """Return the tensors by name, as stored; neighbours in a file are one read."""
+        refs = sorted(
+            (ref for target in targets for ref in (target.a, target.b)),
+            key=lambda ref: (ref.file, ref.begin),
+        )
+        tensors: dict[str, Tensor] = {}
+        for name, of_file in groupby(refs, key=lambda ref: ref.file):
+            with opened(open_file(name)) as descriptor:
+                for run in _runs(of_file):
+                    tensors |= self._read_run(descriptor, run)
+            open_file(name)
+        return tensors
+
+    def _read_run(self, descriptor: int, run: Sequence[TensorRef]) -> dict[str, Tensor]:
+        begin = run[0].begin
+        buffer = bytearray(run[-1].end - begin)
+        read_into(descriptor, buffer, begin, run[0].file)
         self._reads.add_tensor(len(buffer))
-        stored = torch.frombuffer(buffer, dtype=_STORED[ref.dtype])
-        return stored.reshape(ref.shape).to(torch.float32)
+        return {
+            ref.name: torch.frombuffer(
+                buffer, dtype=_STORED[ref.dtype], count=prod(ref.shape), offset=ref.begin - begin
+            ).view(ref.shape)
+            for ref in run
+        }
 
     def _served(self, half: Tensor, ref: TensorRef) -> Tensor:
-        served = half.to(self._dtype).contiguous()
-        if not bool(torch.isfinite(served).all()):
+        served = torch.empty(half.shape, dtype=self._dtype).copy_(half)
+        # A sum is finite only if all it adds is: one pass, and no mask to allocate.
+        if not isfinite(served.sum(dtype=torch.float32).item()) and not served.isfinite().all():
             raise AdapterCorrupt(
                 f"{ref.name!a} is not finite: it holds NaN or Inf, or {self._dtype} cannot hold it",
                 tensors=[ref.name],
             )
         return served
+
+
+def _runs(refs: Iterable[TensorRef]) -> Iterator[list[TensorRef]]:
+    """Split refs of one file, in order, where bytes lie between them or the dtype changes.
+
+    Within a run every tensor is aligned to its own width.
+    """
+    run: list[TensorRef] = []
+    for ref in refs:
+        if run and (run[-1].end != ref.begin or run[-1].dtype != ref.dtype):
+            yield run
+            run = []
+        run.append(ref)
+    if run:
+        yield run
