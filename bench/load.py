@@ -15,6 +15,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any, Final, Literal, get_args
 
 from bench.figures import Round, Timing, sum_up, timing
 from bench.report import Case, show, write
-from bench.stream import Server, StreamFailed, post
+from bench.stream import Client, Server, StreamFailed
 
 Mode = Literal["base", "one", "eight"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
@@ -87,8 +88,8 @@ class Arrivals:
 class Generator:
     """Sends rounds to one server, never the same prompt twice."""
 
-    def __init__(self, server: Server, work: Work) -> None:
-        self._server = server
+    def __init__(self, client: Client, work: Work) -> None:
+        self._client = client
         self._work = work
         self._seeds = count()
 
@@ -127,7 +128,7 @@ class Generator:
 
     async def _send(self, body: bytes, delay: float) -> Timing:
         await asyncio.sleep(delay)
-        return timing(await post(self._server, "/v1/completions", body))
+        return timing(await self._client.post("/v1/completions", body))
 
     def _check(self, got: Timing, new_tokens: int) -> None:
         prompt = got.prompt_tokens if self._work.text is not None else self._work.prompt_tokens
@@ -193,17 +194,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     modes = [mode for mode in MODES if mode in args.modes.split(",")]
     if len(work.adapters) < _EIGHT and "eight" in modes:
         sys.exit(f"mode eight needs {_EIGHT} adapters, the server has {len(work.adapters)}")
-    cases = asyncio.run(_run(Generator(Server.at(args.url), work), modes, args))
+    cases = asyncio.run(_run(work, modes, args))
     show(cases)
     print(f"written to {write(args.out, {'url': args.url, 'work': asdict(work)}, cases)}")
     return 0
 
 
-async def _run(generator: Generator, modes: Sequence[Mode], args: argparse.Namespace) -> list[Case]:
-    cases = []
-    for arrivals in _arrivals(args):
-        cases += await run_cases(generator, modes, arrivals, args.rounds)
-    return cases
+async def _run(work: Work, modes: Sequence[Mode], args: argparse.Namespace) -> list[Case]:
+    with closing(Client(Server.at(args.url))) as client:
+        generator = Generator(client, work)
+        cases = []
+        for arrivals in _arrivals(args):
+            cases += await run_cases(generator, modes, arrivals, args.rounds)
+        return cases
 
 
 def _arrivals(args: argparse.Namespace) -> Iterator[Arrivals]:

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -17,7 +18,7 @@ from typing import Final
 from bench.load import MODES, Arrivals, Generator, Work, run_cases
 from bench.model import ADAPTERS, DEFAULT_FOLDER, VOCAB, make
 from bench.report import Case, show, write
-from bench.stream import Server
+from bench.stream import Client, Server
 from demo.serving import serving
 
 #: Adapters that no throughput case uses, so that they are cold afterwards.
@@ -54,11 +55,12 @@ async def _run(args: argparse.Namespace, serve_arguments: Sequence[str]) -> tupl
     model = folder / args.dtype
     work = Work(model.name, names, args.prompt_tokens, args.new_tokens, VOCAB)
     async with serving([str(model), *aliases, *serve_arguments]) as url:
-        generator = Generator(Server.at(url), work)
-        cases = []
-        for streams in map(int, args.streams.split(",")):
-            cases += await run_cases(generator, MODES, Arrivals(streams), args.rounds)
-        return cases, await _first_tokens(generator, work)
+        with closing(Client(Server.at(url))) as client:
+            generator = Generator(client, work)
+            cases = []
+            for streams in map(int, args.streams.split(",")):
+                cases += await run_cases(generator, MODES, Arrivals(streams), args.rounds)
+            return cases, await _first_tokens(generator, work)
 
 
 async def _first_tokens(generator: Generator, work: Work) -> Cold:
