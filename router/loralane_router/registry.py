@@ -55,7 +55,7 @@ class Registry:
         self._loaded: dict[str, str] = {}
         #: By digest.
         self._known: dict[str, pb.Adapter] = {}
-        #: The digest that an alias's reference had when it was last resolved, by `_sent`.
+        #: The digest that a name had when it was last resolved, by `_sent`; the latest last.
         self._digests: dict[str, str] = {}
 
     def connect(self, info: pb.InfoReply) -> None:
@@ -73,8 +73,7 @@ class Registry:
         sent = self._sent(name)
         adapter = await shard.resolve(sent, token)
         self._remember(adapter)
-        if name in self._aliases:
-            self._digests[sent] = adapter.digest
+        self._name(sent, adapter.digest)
         return adapter
 
     async def refresh(self, shard: ShardClient) -> list[pb.Adapter]:
@@ -100,7 +99,7 @@ class Registry:
         if name != reference:
             sent = self._sent(reference)
             self._loaded[name] = sent
-            self._digests[sent] = digest
+            self._name(sent, digest)
 
     def check_alias(self, name: str) -> None:
         """Raise RequestError (400) for a name that no adapter may have."""
@@ -113,9 +112,10 @@ class Registry:
 
     def forget(self, adapter: pb.Adapter) -> None:
         """Drop an unloaded adapter and the aliases that `add_alias` gave it."""
-        gone = [name for name in self._loaded if self.find(name) is adapter]
+        gone = {name for name, digest in self._digests.items() if digest == adapter.digest}
         for name in gone:
-            self._digests.pop(self._loaded.pop(name), None)
+            del self._digests[name]
+        self._loaded = {name: sent for name, sent in self._loaded.items() if sent not in gone}
         self._known.pop(adapter.digest, None)
 
     def find(self, name: str) -> pb.Adapter | None:
@@ -153,6 +153,12 @@ class Registry:
     @property
     def _aliases(self) -> dict[str, str]:
         return self._configured | self._loaded
+
+    def _name(self, sent: str, digest: str) -> None:
+        self._digests.pop(sent, None)
+        self._digests[sent] = digest
+        if len(self._digests) > _MOST_KNOWN:
+            del self._digests[next(iter(self._digests))]
 
     def _remember(self, adapter: pb.Adapter) -> None:
         self._known[adapter.digest] = adapter

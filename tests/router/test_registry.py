@@ -108,6 +108,20 @@ async def test_a_replaced_adapter_is_another_digest(start_shard, start_router):
     assert [delta.text async for delta in new] == ["c"]
 
 
+@pytest.mark.parametrize("name", ["two", "/root/two"])
+async def test_an_adapter_is_unloaded_by_any_name_that_led_to_it(start_shard, start_router, name):
+    shard = await start_shard({"two": {"increment": 2}, "/root/two": {"increment": 2}})
+    shard.adapters["/root/two"].digest = shard.adapters["two"].digest
+    router = await start_router(shard)
+    await text(router, "two")
+    await text(router, "/root/two")
+
+    freed = await router.unload_adapter(name)
+
+    assert freed == (1000, 8)
+    assert router.adapters() == []
+
+
 async def test_the_list_comes_from_the_shard(start_shard, start_router):
     shard = await start_shard(
         {"b": {"increment": 2}, "a": {"increment": 3}}, aliases={"z": "not/yet"}
