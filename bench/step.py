@@ -1,6 +1,6 @@
 """How long a step of the model takes, without router, gRPC and engine.
 
-    python -m bench.step [--dtype bf16] [--profile MODE:ROWS | --profile prefill:TOKENS]
+    python -m bench.step [--dtype bf16] [--profile decode:eight:8]
 
 Drives the real decoder and CPU device with hand-made steps. Cases take turns, round after round, so
 that a slow minute of the machine hits all alike.
