@@ -159,7 +159,8 @@ def _case(
 ) -> Case:
     figures = [figures for figures, _ in rounds]
     middle = {name: median(getattr(f, name) for f in figures) for name in asdict(figures[0])}
-    ratios = [f.decode / b.decode for f, (b, _) in zip(figures, base, strict=False) if b.decode]
+    pairs = zip(figures, base, strict=False) if arrivals.rate is None else ()
+    ratios = [f.decode / b.decode for f, (b, _) in pairs if b.decode]
     return Case(
         mode=mode,
         streams=arrivals.requests,

@@ -41,9 +41,10 @@ def show(cases: Sequence[Case]) -> None:
 
 def _row(case: Case) -> str:
     f = case.figures
+    decode = f"{f['decode']:.0f}" if case.rate is None else ""
     ratio = "" if case.decode_of_base is None else f"{case.decode_of_base:.2f}"
     return (
-        f"{case.mode:5}{case.streams:7} {f['end_to_end']:7.0f} {f['decode']:7.0f} {ratio:>8} "
+        f"{case.mode:5}{case.streams:7} {f['end_to_end']:7.0f} {decode:>7} {ratio:>8} "
         f"{f['first_p50'] * 1e3:11.1f} {f['first_p99'] * 1e3:7.1f} "
         f"{f['between_p50'] * 1e3:11.1f} {f['between_p99'] * 1e3:7.1f} "
         f"{case.client_share:7.0%} {case.load:5.1f}"
