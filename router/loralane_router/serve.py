@@ -75,7 +75,9 @@ async def run(config: RouterConfig, shard_command: Sequence[str] | None = None) 
 def bind(host: str, port: int) -> socket.socket:
     """Return a bound socket that does not listen yet. Raises CannotStart."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns Nagle's algorithm off only for sockets that say they are TCP; with it, the
+    # tokens of a stream on a reused connection wait for the client's delayed acknowledgements.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -123,3 +124,22 @@ def free_port() -> int:
     port: int = listener.getsockname()[1]
     listener.close()
     return port
+
+
+async def test_tokens_leave_at_once_on_every_connection():
+    listener = bind("127.0.0.1", 0)
+    options: asyncio.Queue[int] = asyncio.Queue()
+
+    async def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted = writer.get_extra_info("socket")
+        options.put_nowait(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    server = await asyncio.start_server(connected, sock=listener)
+    _, writer = await asyncio.open_connection(*listener.getsockname())
+
+    assert await options.get() != 0
+
+    writer.close()
+    server.close()
+    await server.wait_closed()
