@@ -4,6 +4,7 @@
 texts that transformers and PEFT make of them.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import httpx
 import psutil
 import torch
 from safetensors.torch import load_file, save_file
@@ -238,10 +240,27 @@ def stop_cleanly(command: Command) -> None:
     assert alive == []
 
 
-def metrics_of(exposition: str) -> dict[str, float]:
-    """Return the samples of a Prometheus page, by name with labels."""
-    lines = (line for line in exposition.splitlines() if line and not line.startswith("#"))
+async def until(http: httpx.AsyncClient, **counts: int) -> dict[str, float]:
+    """Wait until so many requests run or wait; return the metrics of that moment."""
+    wanted = {f"loralane_requests_{name}": count for name, count in counts.items()}
+    async with asyncio.timeout(PATIENCE_S):
+        while wanted.items() - (found := await metrics(http)).items():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # leaves the processor to the server
+    return found
+
+
+async def metrics(http: httpx.AsyncClient) -> dict[str, float]:
+    """Return the samples of the router's metrics, by name with labels."""
+    page = (await http.get("/metrics")).text
+    lines = (line for line in page.splitlines() if line and not line.startswith("#"))
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def assert_all_free(found: dict[str, float]) -> None:
+    """No row, no page and no lane is in use."""
+    assert found["loralane_rows_free"] == found["loralane_rows"]
+    assert found["loralane_pages_free"] == found["loralane_pages"]
+    assert found["loralane_lanes_in_use"] == 0
 
 
 def events_of(body: str) -> list[Any]:

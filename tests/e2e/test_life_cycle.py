@@ -41,10 +41,15 @@ def own(world: World, request: pytest.FixtureRequest) -> Iterator[str]:
     shutil.rmtree(world.root / name)
 
 
-async def text(http: httpx.AsyncClient, adapter: str, prompt: str = PROMPT) -> str:
+async def ask(http: httpx.AsyncClient, adapter: str, prompt: str = PROMPT) -> httpx.Response:
     body = {"model": adapter, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
     reply = await http.post("/v1/completions", json=body)
     assert reply.status_code == 200, reply.text
+    return reply
+
+
+async def text(http: httpx.AsyncClient, adapter: str, prompt: str = PROMPT) -> str:
+    reply = await ask(http, adapter, prompt)
     return str(reply.json()["choices"][0]["text"])
 
 
@@ -147,6 +152,21 @@ async def test_files_replaced_between_requests_serve_the_new_weights_under_the_a
 
     assert before == world.text("a", PROMPT, TOKENS)
     assert after == world.text("h", PROMPT, TOKENS)
+
+
+async def test_after_a_replacement_a_name_means_the_new_files_to_pin_and_delete(http, world, own):
+    old = (await ask(http, own)).headers["x-loralane-adapter-digest"]
+    replace_files(world.root / own, world.root / "h")
+    new = (await ask(http, own)).headers["x-loralane-adapter-digest"]
+
+    pinned = await http.patch(f"/v1/adapters/{own}", json={"pinned": True})
+    deleted = await http.delete(f"/v1/adapters/{own}")
+    left = {row["digest"] for row in (await http.get("/v1/adapters")).json()["data"]}
+
+    assert old != new
+    assert pinned.json()["digest"] == new
+    assert deleted.json()["freed_lanes"] == 8
+    assert (old in left, new in left) == (True, False)
 
 
 async def test_more_adapters_than_lanes_are_all_right_in_any_order(http, world):

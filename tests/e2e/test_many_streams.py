@@ -4,11 +4,10 @@ import asyncio
 
 import httpx
 
-from tests.product import GOOD, World, events_of, metrics_of
+from tests.product import GOOD, World, assert_all_free, events_of, metrics, until
 
 ADAPTERS = ("", *(recipe.name for recipe in GOOD))
 STREAMS, TOKENS, LONG = 64, 32, 200
-FREE = ("loralane_rows_free", "loralane_pages_free", "loralane_lanes_in_use")
 
 Case = tuple[str, str]
 
@@ -43,10 +42,6 @@ def body(case: Case, tokens: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-async def metrics(http: httpx.AsyncClient) -> dict[str, float]:
-    return metrics_of((await http.get("/metrics")).text)
-
-
 async def test_64_streams_over_8_adapters_and_the_base_are_all_right(http, world):
     asked = cases()
 
@@ -66,7 +61,6 @@ async def test_64_streams_over_8_adapters_and_the_base_are_all_right(http, world
 
 async def test_streams_whose_neighbours_vanish_end_right_and_everything_is_free_again(http, world):
     asked = cases()
-    before = await idle(http)
     both = asyncio.Barrier(STREAMS + 1)
 
     async def leave(case: Case) -> None:
@@ -88,22 +82,9 @@ async def test_streams_whose_neighbours_vanish_end_right_and_everything_is_free_
         for case in asked[1::2]:
             group.create_task(leave(case))
         await both.wait()
-        while (now := await metrics(http))["loralane_rows_free"] < STREAMS // 2:
-            assert now["loralane_requests_running"] >= STREAMS // 2
         # Freed at once, not at the end: those who stayed all run on.
-        assert now["loralane_requests_running"] == STREAMS // 2
+        now = await until(http, running=STREAMS // 2)
+        assert now["loralane_rows_free"] == STREAMS // 2
 
     assert [task.result() for task in staying] == expected_texts(world, asked, LONG)[::2]
-    after = await idle(http)
-    assert {name: after[name] for name in FREE} == {name: before[name] for name in FREE}
-
-
-async def idle(http: httpx.AsyncClient) -> dict[str, float]:
-    """Return the metrics once nothing runs; what is free then must be all."""
-    found = await metrics(http)
-    while found["loralane_requests_running"] or found["loralane_requests_waiting"]:
-        found = await metrics(http)
-    assert found["loralane_rows_free"] == found["loralane_rows"]
-    assert found["loralane_pages_free"] == found["loralane_pages"]
-    assert found["loralane_lanes_in_use"] == 0
-    return found
+    assert_all_free(await until(http, running=0, waiting=0))
