@@ -25,7 +25,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 @dataclass(frozen=True)
 class Host:
-    """A shard behind a gRPC port, and the folder of its adapters."""
+    """A shard behind a gRPC port, with lanes for one adapter, and the folder of its adapters."""
 
     stub: Any
     store: AdapterStore
@@ -76,7 +76,12 @@ def root(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
 @pytest.fixture
 async def host(tiny: Path, root: Path) -> AsyncIterator[Host]:
     config = ShardConfig(
-        model=str(tiny / "model"), adapter_roots=(root,), dtype="float32", max_rows=64, threads=1
+        model=str(tiny / "model"),
+        adapter_roots=(root,),
+        dtype="float32",
+        max_rows=64,
+        lanes=8,
+        threads=1,
     )
     with running(config) as listener:
         shard = listener.shard
@@ -128,6 +133,19 @@ async def test_sixty_four_first_requests_at_once_read_the_tensors_once(host: Hos
 
     assert all(row == tokens[0] and len(row) == 4 for row in tokens)
     assert host.store.bytes_read == host.sizes("a7")[1]
+
+
+async def test_an_evicted_adapter_comes_back_from_memory(host: Host) -> None:
+    one, other = await host.resolve("a1"), await host.resolve("a2")
+
+    first = await host.run(one.digest)
+    await host.run(other.digest)
+    evicted = await host.resolve("a1")
+    again = await host.run(one.digest)
+
+    assert evicted.tier == pb.TIER_HOST
+    assert again == first
+    assert host.store.bytes_read == host.sizes("a1")[1] + host.sizes("a2")[1]
 
 
 async def test_the_base_reads_no_adapter(host: Host) -> None:
