@@ -30,7 +30,6 @@ from loralane_server.errors import (
 
 #: For one request about metadata, from its start to its last byte.
 METADATA_TIMEOUT_S: Final = 10.0
-_CHUNK: Final = 64 * 1024
 #: httpx.HTTPError or httpx2.HTTPError, whichever the installed huggingface_hub is built on.
 _TRANSPORT_ERROR: Final[type[Exception]] = HfHubHTTPError.__bases__[0]
 _NOT_FOUND: Final = {
@@ -112,7 +111,7 @@ class HubClient:
         with get_session().stream("GET", url, headers=headers, timeout=self._timeout_s) as answer:
             hf_raise_for_status(answer)
             skip = 0 if answer.status_code == 206 else begin
-            for chunk in answer.iter_raw(_CHUNK):
+            for chunk in answer.iter_raw():  # as it comes: a hub that drips is noticed
                 content += chunk
                 if len(content) >= skip + end - begin:
                     return bytes(content[skip : skip + end - begin])

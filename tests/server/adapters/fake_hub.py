@@ -19,6 +19,8 @@ class Fault:
     cut_after: int | None = None
     #: Accept and never answer, until the hub is closed.
     hang: bool = False
+    #: Send one byte of a body at a time, this many seconds apart.
+    drip_s: float | None = None
     #: Redirect to the same place.
     loop: bool = False
 
@@ -141,4 +143,17 @@ class _Handler(BaseHTTPRequestHandler):
             body = body[: fault.cut_after]
             self.close_connection = True
         hub.sent[file] += len(body)
-        self.wfile.write(body)
+        if fault.drip_s is None:
+            self.wfile.write(body)
+        else:
+            self._drip(hub, body, fault.drip_s)
+
+    def _drip(self, hub: FakeHub, body: bytes, pause_s: float) -> None:
+        for byte in body:
+            if hub.closed.wait(pause_s):
+                return
+            try:
+                self.wfile.write(bytes([byte]))
+            except OSError:  # the client has had enough
+                self.close_connection = True
+                return

@@ -228,6 +228,7 @@ REFUSALS = {
     "bare 404": ("org/a", {CONFIG: Fault(404)}, AdapterNotFound, "not found"),
     "busy": ("org/a", {CONFIG: Fault(429, {"Retry-After": "7"})}, SourceUnavailable, "429"),
     "broken": ("org/a", {WEIGHTS: Fault(503)}, SourceUnavailable, "503"),
+    "dripping": ("org/a", {WEIGHTS: Fault(drip_s=0.2)}, SourceUnavailable, "does not answer"),
     "silent": ("org/a", {CONFIG: Fault(hang=True)}, SourceUnavailable, "does not answer"),
     "endless redirects": (
         "org/a",
