@@ -21,6 +21,7 @@ _DEFAULT_MAX_NEW_TOKENS: Final = 20
 
 _NEUTRAL: Final[Neutral] = {
     "merged_adapters": (),
+    "subfolder": (),
     "best_of": (1,),
     "repetition_penalty": (1,),
     "frequency_penalty": (0,),
