@@ -18,7 +18,7 @@ class RouterConfig:
     #: `Inference` and `grpc.health.v1`; None = not served, 0 = any free port.
     grpc_port: int | None = None
     log_format: Literal["text", "json"] = "text"
-    #: Most requests that wait for admission; the next one is answered 429.
+    #: Most requests that wait while the shard has no free row; the next one is answered 429.
     max_queue: int = 1024
     #: What clients call the base model beside its own id; None = nothing else.
     served_model_name: str | None = None
@@ -35,7 +35,7 @@ class RouterConfig:
                 raise ValueError(f"{field} must be between 0 and 65535, not {number}")
         if self.log_format not in ("text", "json"):
             raise ValueError(f"log_format must be text or json, not {self.log_format!r}")
-        if self.max_queue < 1:
-            raise ValueError(f"max_queue must be at least 1, not {self.max_queue}")
+        if self.max_queue < 0:
+            raise ValueError(f"max_queue must be at least 0, not {self.max_queue}")
         if self.served_model_name == "":
             raise ValueError("served_model_name must not be empty; leave it out instead")

@@ -59,6 +59,11 @@ class Dispatcher:
         """How many requests wait for admission."""
         return len(self._queues)
 
+    @property
+    def free_rows(self) -> int:
+        """How many requests could start now, as far as rows go."""
+        return 0 if self._ledger is None else max(0, self._ledger.room().rows)
+
     def now(self) -> float:
         """Return the dispatcher's time, seconds."""
         return self._clock()

@@ -73,7 +73,8 @@ class Router:
         """Validate, tokenize, resolve the adapter and enqueue. Raises RequestError."""
         arrived = self._dispatcher.now()
         model = self._live_model()
-        if self._dispatcher.waiting + self._opening >= self.config.max_queue:
+        ahead = self._dispatcher.waiting + self._opening - self._dispatcher.free_rows
+        if ahead >= self.config.max_queue:
             raise RequestError(
                 pb.ERROR_KIND_OVERLOADED,
                 f"{self.config.max_queue} requests are waiting already; try again later",

@@ -16,7 +16,7 @@ def test_defaults_are_valid():
         ({"port": -1}, "port"),
         ({"grpc_port": 65536}, "grpc_port"),
         ({"log_format": "xml"}, "log_format"),
-        ({"max_queue": 0}, "max_queue"),
+        ({"max_queue": -1}, "max_queue"),
         ({"served_model_name": ""}, "served_model_name"),
     ],
 )

@@ -249,6 +249,18 @@ async def test_requests_beyond_the_queue_are_told_to_come_back(start_shard, star
         await generation.aclose()
 
 
+async def test_a_router_without_a_queue_serves_what_starts_at_once(start_shard, start_router):
+    shard = await start_shard(rows_total=1, manual=True)
+    router = await start_router(shard, max_queue=0)
+
+    running = await router.open(ask())
+    await shard.until(lambda s: bool(s.rows))
+    error = await failure(router, ask())
+
+    assert (error.status.http, error.retry_after_s) == (429, 1.0)
+    await running.aclose()
+
+
 async def test_what_can_never_fit_is_refused_at_once(start_shard, start_router):
     wide = {"wide": {"increment": 2, "lanes": 40}}
     router = await start_router(await start_shard(wide, pages_total=4))
