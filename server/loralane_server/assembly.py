@@ -99,6 +99,7 @@ def open_store(config: ShardConfig, model: Model) -> AdapterStore:
         aliases=aliases_of(config),
         roots=config.adapter_roots,
         host_cache_bytes=config.host_cache,
+        base_name=model.model_id,
         max_rank=config.lanes // LANE_PAGE * LANE_PAGE,
     )
 

@@ -21,6 +21,7 @@ class ShardConfig:
     #: None = what the model was made for, if its KV pages fit.
     max_model_len: int | None = None
     max_rows: int = 32
+    #: Lanes of the pool; 0 = no adapters.
     lanes: int = 512
     #: Bytes of KV pages.
     kv_memory: int = 2 << 30
@@ -33,11 +34,12 @@ class ShardConfig:
     log_format: Literal["text", "json"] = "text"
 
     def __post_init__(self) -> None:
-        for flag in ("max_rows", "lanes", "kv_memory", "step_tokens"):
+        for flag in ("max_rows", "kv_memory", "step_tokens"):
             if getattr(self, flag) < 1:
                 raise ValueError(f"--{flag.replace('_', '-')} must be at least 1")
-        if self.host_cache < 0:
-            raise ValueError("--host-cache must not be negative")
+        for flag in ("lanes", "host_cache"):
+            if getattr(self, flag) < 0:
+                raise ValueError(f"--{flag.replace('_', '-')} must not be negative")
         for flag in ("max_model_len", "threads"):
             value = getattr(self, flag)
             if value is not None and value < 1:

@@ -5,6 +5,7 @@ load waits for its own adapter only: local folders and cached files never queue 
 """
 
 import hashlib
+import logging
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ import torch
 
 from loralane_server.adapters.files import Reads
 from loralane_server.adapters.flights import Flights
+from loralane_server.adapters.hints import oddities
 from loralane_server.adapters.host_cache import HostCache
 from loralane_server.adapters.hub_source import HubSettings
 from loralane_server.adapters.index import AdapterIndex, build_index
@@ -28,9 +30,16 @@ from loralane_server.adapters.located import Located
 from loralane_server.adapters.reader import LayerTensors, Reader
 from loralane_server.adapters.sources import Place, Sources
 from loralane_server.adapters.spec import MAX_RANK, BaseShape, parse_spec
-from loralane_server.errors import AdapterNotFound, ShardError, SourceUnavailable
+from loralane_server.errors import (
+    AdapterIncompatible,
+    AdapterNotFound,
+    ShardError,
+    SourceUnavailable,
+)
 
 Tier = Literal["remote", "disk", "host"]
+
+_log = logging.getLogger(__name__)
 
 #: How long a hub's answer to one caller is believed without asking again.
 HUB_TTL_S: Final = 5.0
@@ -58,7 +67,8 @@ class AdapterStore:
     """Adapters by digest. Every method may be called from any thread and none of them waits.
 
     `dtype` is what layers are handed out in; `max_rank` the largest rank that fits the shard's
-    lanes; `aliases` and `roots` are the operator's (see `Sources`).
+    lanes (0 = none does); `base_name` what the base is called, to tell adapters of another;
+    `aliases` and `roots` are the operator's (see `Sources`).
     """
 
     def __init__(
@@ -70,6 +80,7 @@ class AdapterStore:
         aliases: Mapping[str, str] = MappingProxyType({}),
         roots: Sequence[Path] = (),
         max_rank: int = MAX_RANK,
+        base_name: str = "",
         hub: HubSettings = HubSettings(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,6 +88,7 @@ class AdapterStore:
         self._reads = Reads()
         self._sources = Sources(self._reads, aliases=aliases, roots=roots, hub=hub)
         self._max_rank = max_rank
+        self._base_name = base_name
         self._clock = clock
         self._cache = HostCache(host_cache_bytes)
         self._reader = Reader(dtype, self._reads)
@@ -114,6 +126,10 @@ class AdapterStore:
         seconds, and while the hub cannot be reached. The future's errors are `ShardError`s.
         """
         try:
+            if not self._max_rank:
+                raise AdapterIncompatible(
+                    "LoRA is off: this shard has no lanes for adapters; start it with more --lanes"
+                )
             place = self._sources.place(reference)
         except ShardError as exc:
             refused: Future[AdapterIndex] = Future()
@@ -196,7 +212,15 @@ class AdapterStore:
                 raise
             return self._remember(key, known[0])
         index = build_index(parse_spec(located.config), located, self._base, self._max_rank)
+        self._tell_oddities(index, located.config)
         return self._remember(key, _Entry(index, replace(located, config=b"", headers=())))
+
+    def _tell_oddities(self, index: AdapterIndex, config: bytes) -> None:
+        with self._lock:
+            if index.digest in self._entries:
+                return
+        for sentence in oddities(config, index, self._base_name):
+            _log.warning("adapter %a %s", index.reference, sentence)
 
     def _holds(self, place: Place, entry: _Entry, age_s: float) -> bool:
         if not isinstance(place.at, LocalPlace):

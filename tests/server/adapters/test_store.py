@@ -10,6 +10,7 @@ from loralane_server.adapters.store import AdapterStore
 from loralane_server.errors import (
     AdapterCorrupt,
     AdapterError,
+    AdapterIncompatible,
     AdapterNotFound,
     InvalidRequest,
     SourceUnavailable,
@@ -121,6 +122,15 @@ def test_resolving_the_same_name_at_once_is_one_look(store: AdapterStore, tmp_pa
         found = list(callers.map(lambda _: store.resolve("a").result(), range(64)))
 
     assert all(index is found[0] for index in found)
+
+
+def test_a_shard_without_lanes_says_that_it_serves_no_adapters(tmp_path: Path) -> None:
+    store = store_at(tmp_path, max_rank=0)
+
+    with pytest.raises(AdapterIncompatible, match="LoRA is off"):
+        store.resolve("org/a").result()
+
+    store.close()
 
 
 def test_an_unchanged_folder_is_not_read_again(store: AdapterStore, tmp_path: Path) -> None:

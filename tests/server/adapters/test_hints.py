@@ -1,0 +1,53 @@
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loralane_server.adapters.hints import oddities
+
+from tests.server.adapters.samples import adapter_files, store_at, write
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, []),
+        ({"base_model_name_or_path": None}, []),
+        ({"base_model_name_or_path": "/home/me/Tiny/"}, []),
+        ({"target_modules": None}, []),
+        ({"target_modules": ".*"}, []),
+        ({"base_model_name_or_path": "org/tiny-bnb-4bit"}, ["was trained on 'org/tiny-bnb-4bit'"]),
+        ({"base_model_name_or_path": "a\nb"}, ["was trained on 'a\\nb'"]),
+        ({"target_modules": ["up_proj"]}, ["has tensors for q_proj"]),
+    ],
+)
+def test_what_looks_odd_is_told_and_nothing_else(
+    tmp_path: Path, changes: dict[str, Any], told: list[str]
+) -> None:
+    write(tmp_path / "a", adapter_files())
+    store = store_at(tmp_path)
+    index = store.resolve("a").result()
+    plain = {"base_model_name_or_path": "org/tiny", "target_modules": list(index.modules)}
+
+    found = oddities(json.dumps(plain | changes).encode(), index, "models/tiny")
+
+    store.close()
+    assert len(found) == len(told)
+    assert all(words in sentence for words, sentence in zip(told, found, strict=True))
+
+
+def test_an_adapter_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = adapter_files()
+    config = json.loads(files["adapter_config.json"]) | {"target_modules": ["up_proj"]}
+    write(tmp_path / "a", files | {"adapter_config.json": json.dumps(config).encode()})
+    store = store_at(tmp_path)
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            store.resolve("a").result()
+
+    store.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "adapter 'a' has tensors for q_proj, v_proj, which target_modules does not name; they are used"
+    ]
