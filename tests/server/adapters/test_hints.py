@@ -48,6 +48,5 @@ def test_an_adapter_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureF
             store.resolve("a").result()
 
     store.close()
-    assert [record.getMessage() for record in caplog.records] == [
-        "adapter 'a' has tensors for q_proj, v_proj, which target_modules does not name; they are used"
-    ]
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith("adapter 'a' has tensors for q_proj, v_proj, which target_modules")
