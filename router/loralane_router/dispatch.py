@@ -60,6 +60,11 @@ class Dispatcher:
         return len(self._queues)
 
     @property
+    def rows(self) -> int:
+        """How many requests run at once, at most."""
+        return 0 if self._ledger is None else self._ledger.capacity.rows_total
+
+    @property
     def free_rows(self) -> int:
         """How many requests could start now, as far as rows go."""
         return 0 if self._ledger is None else max(0, self._ledger.room().rows)

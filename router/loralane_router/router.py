@@ -73,13 +73,7 @@ class Router:
         """Validate, tokenize, resolve the adapter and enqueue. Raises RequestError."""
         arrived = self._dispatcher.now()
         model = self._live_model()
-        ahead = self._dispatcher.waiting + self._opening - self._dispatcher.free_rows
-        if ahead >= self.config.max_queue:
-            raise RequestError(
-                pb.ERROR_KIND_OVERLOADED,
-                f"{self.config.max_queue} requests are waiting already; try again later",
-                retry_after_s=_FULL_RETRY_S,
-            )
+        self._refuse_beyond_queue(self._opening - self._dispatcher.rows)
         self._opening += 1
         try:
             check(request.parameters)
@@ -91,6 +85,14 @@ class Router:
         if self._live_model() is not model:
             raise unavailable("the shard was replaced meanwhile; send the request again")
         return self._submit(model, request, prompt, max_tokens, adapter, arrived)
+
+    def _refuse_beyond_queue(self, ahead: int) -> None:
+        if ahead >= self.config.max_queue:
+            raise RequestError(
+                pb.ERROR_KIND_OVERLOADED,
+                f"{ahead} requests are waiting already; try again later",
+                retry_after_s=_FULL_RETRY_S,
+            )
 
     def tokenize(self, text: str) -> list[tuple[int, str, int, int]]:
         """Return (id, text, start, stop) of every token; offsets in characters."""
@@ -171,6 +173,8 @@ class Router:
         arrived: float,
     ) -> Generation:
         pages = self._dispatcher.needed_pages(len(prompt) + max_tokens, adapter)
+        # After all that a client can get wrong: those who are told "overloaded" come back.
+        self._refuse_beyond_queue(self._dispatcher.waiting - self._dispatcher.free_rows)
         seed = request.parameters.seed
         accepted = Accepted(
             request_id=next(self._request_ids),

@@ -256,8 +256,10 @@ async def test_a_router_without_a_queue_serves_what_starts_at_once(start_shard, 
     running = await router.open(ask())
     await shard.until(lambda s: bool(s.rows))
     error = await failure(router, ask())
+    never = await failure(router, ask("a", "nope"))
 
     assert (error.status.http, error.retry_after_s) == (429, 1.0)
+    assert never.status.http == 404, "what no retry makes right is not told to come back"
     await running.aclose()
 
 
