@@ -9,7 +9,7 @@ PIP := -m pip --disable-pip-version-check install --progress-bar on --quiet
 # Threads that wait by spinning ruin a machine that runs anything else beside them.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo serve test check proto bench clean
+.PHONY: setup demo serve test cases check proto bench clean
 
 setup: $(VENV)/.runtime
 
@@ -21,6 +21,10 @@ serve: $(VENV)/.runtime
 
 test: $(VENV)/.dev $(CLIENTS)/.ready
 	$(BIN)/python -m pytest
+
+# A case file over the wire: one line a case, exit status 1 on a failure.
+cases: $(VENV)/.dev
+	$(BIN)/python -m tests.cases.run $(CASES)
 
 check: $(VENV)/.dev $(PROTO)/.ready
 	$(BIN)/ruff check

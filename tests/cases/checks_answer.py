@@ -11,7 +11,6 @@ from tests.cases.replies import Reply
 from tests.cases.shapes import missing
 from tests.cases.tensors import NotUnderstood
 
-
 _ROOT: Final = Path(__file__).parents[2]
 _GUIDES: Final = (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md")))
 
@@ -27,7 +26,7 @@ def _status(value: Any, reply: Reply) -> str | None:
 
 @check("status_in")
 def _status_in(value: Any, scope: Scope) -> Iterator[str]:
-    """An adapter's empty name is documented to mean the base: then the answer must be the base's."""
+    """An empty name is documented to mean the base: then the answer must be the base's."""
     if not scope.answers:
         yield "there is no reply to look at"
     for reply in scope.answers:
@@ -190,9 +189,9 @@ def _usage_of_all(_: Any, scope: Scope) -> Iterator[str]:
     for reply in scope.answers:
         full = len(reply.choices) * reply.max_tokens
         count = reply.usage.get("completion_tokens")
-        if reply.status == 200 and count is not None and set(reply.finish_reasons) == {"length"}:
-            if count != full:
-                yield f"{reply.name}: usage counts {count} of {full} tokens"
+        whole = reply.status == 200 and set(reply.finish_reasons) == {"length"}
+        if whole and count is not None and count != full:
+            yield f"{reply.name}: usage counts {count} of {full} tokens"
 
 
 @check("consistent")

@@ -1,7 +1,8 @@
-"""Checks of the server after a case: alive, its neighbours right, memory, metrics, logs, the hub."""
+"""Checks of the server after a case: alive, neighbours right, memory, metrics, logs, the hub."""
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -151,6 +152,6 @@ def _device_growth(_: Any, scope: Scope) -> Iterator[str]:
 def _gap(value: Any, scope: Scope) -> Iterator[str]:
     for reply in scope.answers:
         times = [at for at, line in reply.lines if line.startswith("data:")]
-        gap = max((b - a for a, b in zip(times, times[1:], strict=False)), default=0.0)
+        gap = max((b - a for a, b in pairwise(times)), default=0.0)
         if gap > value:
             yield f"{reply.name}: {gap:.1f} s between two tokens"

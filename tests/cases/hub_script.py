@@ -1,4 +1,4 @@
-"""`setup.hub` and `setup.hub_cache` of a case, as repositories of the fake hub or files of a cache."""
+"""`setup.hub` and `setup.hub_cache` of a case: repositories of the fake hub, files of a cache."""
 
 import hashlib
 import re
