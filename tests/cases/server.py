@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -174,6 +175,8 @@ def _child(
         f"--adapter-root={root}", "--threads=1", *spec.flags
     ]  # fmt: skip
     if spec.cache_size is not None:
+        if shutil.which("unshare") is None:
+            raise CannotServe("unshare: not found")
         mount = f'mount -t tmpfs -o size={spec.cache_size} tmpfs "$0" && exec "$@"'
         command = ["unshare", "-rm", "sh", "-c", mount, str(cache), *command]
     environment = {
