@@ -36,16 +36,26 @@ def add_lanes(
 
     y [rows, sum of outs]; a [lanes, linears, in]; parts: for each linear its columns of y and its
     b [lanes, out]; mine [rows, lanes] or None when every row owns every lane given. All linears'
-    shrinks are one product.
+    shrinks are one product. It is computed in the dtype of a and b; x and y may have another.
     """
+    shrunk = _shrink(x.to(a.dtype), a, mine)
+    if y.dtype == a.dtype:
+        for (columns, b), part in zip(parts, shrunk, strict=True):
+            torch.addmm(y[:, columns], part, b, out=y[:, columns])
+        return
+    delta = torch.empty(y.shape, dtype=a.dtype)
+    for (columns, b), part in zip(parts, shrunk, strict=True):
+        torch.mm(part, b, out=delta[:, columns])
+    y.add_(delta)
+
+
+def _shrink(x: Tensor, a: Tensor, mine: Tensor | None) -> list[Tensor]:
+    """Return x times each linear's lanes, masked: [rows, lanes] a linear."""
     lanes, linears, width = a.shape
     h = F.linear(x, a.reshape(lanes * linears, width))
     if linears == 1:
-        shrunk = [h if mine is None else h.mul_(mine)]
-    else:
-        h = h.view(-1, lanes, linears)
-        if mine is not None:
-            h.mul_(mine.unsqueeze(-1))
-        shrunk = list(h.permute(2, 0, 1).contiguous())
-    for (columns, b), part in zip(parts, shrunk, strict=True):
-        torch.addmm(y[:, columns], part, b, out=y[:, columns])
+        return [h if mine is None else h.mul_(mine)]
+    h = h.view(-1, lanes, linears)
+    if mine is not None:
+        h.mul_(mine.unsqueeze(-1))
+    return list(h.permute(2, 0, 1).contiguous())

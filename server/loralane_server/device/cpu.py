@@ -77,7 +77,7 @@ class CpuDevice:
         self._attention = CpuAttention(
             spec.layers, pages, page_tokens, spec.kv_heads, spec.head_dim, dtype
         )
-        self._lanes = CpuLanes(spec.layers, spec.linears(), lanes, dtype)
+        self._lanes = CpuLanes(spec.layers, spec.linears(), lanes)
         self._packs = torch.backends.mkldnn.is_available()
 
     def pack(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Linear:
@@ -97,7 +97,7 @@ class CpuDevice:
             tokens=torch.from_numpy(step.tokens.astype(np.int64)),
             positions=torch.from_numpy(step.positions.astype(np.int64)),
             attention=plan_attention(step.spans, self._page_tokens, self._dtype),
-            lanes=plan_lanes(step.spans, self._dtype),
+            lanes=plan_lanes(step.spans),
             sample_at=None if all_sampled else torch.from_numpy(step.sample_at.astype(np.int64)),
             sampling=step.sampling,
             next_positions=(step.positions[step.sample_at] + 1).tolist(),

@@ -20,6 +20,12 @@ from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.memory import lazy_zeros
 from loralane_server.device.seam import GROUPS, Span
 
+#: Lanes are kept in float32 in any model: products of few rows have a fraction of the cost that
+#: bfloat16 has here, and the adapter loses no precision.
+LANE_DTYPE = torch.float32
+#: From so many tokens on, the model's own dtype is faster even with the lanes cast on the way.
+MANY_TOKENS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class LaneBlock:
@@ -33,7 +39,7 @@ class LaneBlock:
     mine: Tensor | None
 
 
-def plan_lanes(spans: Sequence[Span], dtype: torch.dtype) -> tuple[LaneBlock, ...]:
+def plan_lanes(spans: Sequence[Span]) -> tuple[LaneBlock, ...]:
     """Group a step's tokens into blocks that share one product.
 
     Spans come single tokens first, adapters before base, so decode rows form one block.
@@ -41,7 +47,7 @@ def plan_lanes(spans: Sequence[Span], dtype: torch.dtype) -> tuple[LaneBlock, ..
     blocks: list[LaneBlock] = []
     singles = [s for s in spans if s.length == 1 and s.lane_pages]
     if singles:
-        blocks.append(_masked_block(singles, dtype))
+        blocks.append(_masked_block(singles))
     begin = 0
     for span in spans:
         end = begin + span.length
@@ -51,7 +57,7 @@ def plan_lanes(spans: Sequence[Span], dtype: torch.dtype) -> tuple[LaneBlock, ..
     return tuple(blocks)
 
 
-def _masked_block(singles: Sequence[Span], dtype: torch.dtype) -> LaneBlock:
+def _masked_block(singles: Sequence[Span]) -> LaneBlock:
     """Return the block of single-token spans, which lie at the step's beginning."""
     pages = sorted({page for span in singles for page in span.lane_pages})
     low, high = pages[0], pages[-1] + 1
@@ -64,7 +70,7 @@ def _masked_block(singles: Sequence[Span], dtype: torch.dtype) -> LaneBlock:
     for row, span in enumerate(singles):
         mine[row, [column[page] for page in span.lane_pages]] = 1.0
     whole = bool(mine.all())
-    spread = torch.from_numpy(mine.repeat(LANE_PAGE, axis=1)).to(dtype)
+    spread = torch.from_numpy(mine.repeat(LANE_PAGE, axis=1))
     return LaneBlock(0, len(singles), _lanes_of(pages), None if whole else spread)
 
 
@@ -79,18 +85,16 @@ def _lanes_of(pages: Sequence[int]) -> slice | Tensor:
 class CpuLanes:
     """Owns the pool's tensors: allocated once, written in place, never resized."""
 
-    def __init__(
-        self, layers: int, shapes: Mapping[str, tuple[int, int]], lanes: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, layers: int, shapes: Mapping[str, tuple[int, int]], lanes: int) -> None:
         self._a = [
             {
-                group: lazy_zeros((lanes, len(modules), shapes[modules[0]][1]), dtype)
+                group: lazy_zeros((lanes, len(modules), shapes[modules[0]][1]), LANE_DTYPE)
                 for group, modules in GROUPS.items()
             }
             for _ in range(layers)
         ]
         self._b = [
-            {module: lazy_zeros((lanes, out), dtype) for module, (out, _) in shapes.items()}
+            {module: lazy_zeros((lanes, out), LANE_DTYPE) for module, (out, _) in shapes.items()}
             for _ in range(layers)
         ]
         self._columns = {group: _columns(modules, shapes) for group, modules in GROUPS.items()}
@@ -116,8 +120,13 @@ class CpuLanes:
         a, b = self._a[layer][group], self._b[layer]
         for block in blocks:
             tokens = slice(block.begin, block.end)
-            parts = [(columns, b[module][block.lanes]) for module, columns in self._columns[group]]
-            add_lanes(y[tokens], x[tokens], a[block.lanes], parts, block.mine)
+            few = block.end - block.begin < MANY_TOKENS
+            dtype = LANE_DTYPE if few else y.dtype
+            parts = [
+                (columns, b[module][block.lanes].to(dtype))
+                for module, columns in self._columns[group]
+            ]
+            add_lanes(y[tokens], x[tokens], a[block.lanes].to(dtype), parts, block.mine)
 
 
 def _columns(

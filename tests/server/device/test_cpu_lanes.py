@@ -50,7 +50,7 @@ def expected(x: torch.Tensor, group: str, targets: Targets | None) -> torch.Tens
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_mix_of_rows_gets_its_own_deltas(data: st.DataObject) -> None:
-    lanes = CpuLanes(1, SHAPES, 12 * LANE_PAGE, torch.float32)
+    lanes = CpuLanes(1, SHAPES, 12 * LANE_PAGE)
     pages = data.draw(st.permutations(range(12)))
     ranks = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=4))
     modules = st.lists(st.sampled_from(sorted(SHAPES)), min_size=1, unique=True)
@@ -71,7 +71,7 @@ def test_any_mix_of_rows_gets_its_own_deltas(data: st.DataObject) -> None:
     )
     rows.sort(key=lambda row: (row[1] > 1, row[0] == -1))
     spans = [Span(0, n, NO_KV, adapters[who][0] if who >= 0 else ()) for who, n in rows]
-    blocks = plan_lanes(spans, torch.float32)
+    blocks = plan_lanes(spans)
 
     for group, names in GROUPS.items():
         x = torch.randn(sum(n for _, n in rows), SHAPES[names[0]][1])
@@ -91,24 +91,24 @@ def test_any_mix_of_rows_gets_its_own_deltas(data: st.DataObject) -> None:
 
 
 def test_a_new_tenant_leaves_nothing_of_the_old_one() -> None:
-    lanes = CpuLanes(1, SHAPES, 4 * LANE_PAGE, torch.float32)
+    lanes = CpuLanes(1, SHAPES, 4 * LANE_PAGE)
     lanes.write(0, (1, 3), adapter(16, sorted(SHAPES), seed=0))
     lanes.write(0, (1, 3), adapter(2, ["q_proj"], seed=1))
     x, y = torch.randn(1, HIDDEN), torch.zeros(1, HIDDEN)
 
-    lanes.add(y, x, 0, "o", plan_lanes([Span(0, 1, NO_KV, (1, 3))], torch.float32))
+    lanes.add(y, x, 0, "o", plan_lanes([Span(0, 1, NO_KV, (1, 3))]))
 
     assert torch.equal(y, torch.zeros(1, HIDDEN))
 
 
 def test_a_base_batch_multiplies_no_lane() -> None:
-    assert plan_lanes([Span(3, 1, NO_KV), Span(0, 9, NO_KV)], torch.float32) == ()
+    assert plan_lanes([Span(3, 1, NO_KV), Span(0, 9, NO_KV)]) == ()
 
 
 def test_only_lanes_of_adapters_present_are_read() -> None:
     far_apart = [Span(0, 1, NO_KV, (0,)), Span(0, 1, NO_KV, (40,))]
 
-    (block,) = plan_lanes(far_apart, torch.float32)
+    (block,) = plan_lanes(far_apart)
 
     assert isinstance(block.lanes, torch.Tensor)
     assert block.lanes.numel() == 2 * LANE_PAGE
