@@ -52,10 +52,9 @@ class Run:
         """Return the adapter that a reply's request names; None = base. Raises NotUnderstood."""
         if reply.adapter is None:
             return None
-        name = self._names.get(reply.adapter)
-        if name is not None:
-            return self.case.named(name)
-        return self._hub_adapter(reply.adapter)
+        reference = self.steps.aliases.get(reply.adapter, reply.adapter)
+        name = self._names.get(reference)
+        return self.case.named(name) if name is not None else self._hub_adapter(reference)
 
     @cached_property
     def _names(self) -> Mapping[str, str]:

@@ -34,8 +34,13 @@ class Case:
     @cached_property
     def adapters(self) -> dict[str, Adapter]:
         """The adapters of the setup. Raises NotUnderstood."""
-        entries = {n: a for n, a in self.setup.get("adapters", {}).items() if isinstance(a, dict)}
-        return {name: read_adapter(entry, "$TMP") for name, entry in entries.items()}
+        found = {}
+        for name, entry in self.setup.get("adapters", {}).items():
+            default = _DEFAULT.fullmatch(entry) if isinstance(entry, str) else None
+            if default is None and not isinstance(entry, Mapping):
+                raise NotUnderstood(f"adapter {entry!r}")
+            found[name] = default_adapter(int(default[1])) if default else read_adapter(entry)
+        return found
 
     @property
     def max_rank(self) -> int:
@@ -48,7 +53,7 @@ class Case:
         if name in self.adapters:
             return self.adapters[name]
         if isinstance(self.setup.get(name), Mapping):
-            return read_adapter(self.setup[name], "$TMP")
+            return read_adapter(self.setup[name])
         default = _DEFAULT.fullmatch(name)
         if default is None:
             raise NotUnderstood(f"adapter {name!r}")

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,17 +40,23 @@ def read_repo(name: str, entry: Any, named: Named, salt: str) -> Repo:
     if isinstance(entry, str):
         return _plain(name, {"main": entry}, named, salt)
     keys = {key for key in entry if not _is_file(key)}
-    if unknown := keys - _REPO_KEYS:
+    whole = keys & _SCRIPT_KEYS - {"delay_s"}
+    if unknown := keys - _REPO_KEYS - whole:
         raise NotUnderstood(f"hub field {sorted(unknown)}")
     repo = _plain(name, entry.get("revisions", {"main": entry.get("files", "a1")}), named, salt)
     repo.needs_token = entry.get("needs_token")
     repo.weights_delay_s = entry.get("delay_s", 0)
-    if "fail_first" in entry:
-        first = entry["fail_first"]
-        repo.scripts[""] = Script(status=first["status"], times=first["times"])
+    if whole or "fail_first" in entry:
+        repo.scripts[""] = _script({k: entry[k] for k in whole | keys & {"fail_first"}})
     for file in filter(_is_file, entry):
         if isinstance(entry[file], Mapping):
             repo.scripts[file] = _script(entry[file])
+        else:
+            content = files_of(entry[file], named)[file]
+            repo.revisions = {
+                revision: replace(old, files={**old.files, file: content})
+                for revision, old in repo.revisions.items()
+            }
     return repo
 
 
@@ -81,9 +88,10 @@ def files_of(text: str, named: Named) -> dict[str, bytes]:
 
 
 def _script(entry: Mapping[str, Any]) -> Script:
-    if unknown := entry.keys() - _SCRIPT_KEYS:
+    if unknown := entry.keys() - _SCRIPT_KEYS - {"fail_first"}:
         raise NotUnderstood(f"hub file field {sorted(unknown)}")
-    return Script(**entry)
+    first = entry.get("fail_first", {})
+    return Script(**{key: entry[key] for key in _SCRIPT_KEYS & entry.keys()} | first)
 
 
 def write_cache(entries: Mapping[str, str], named: Named, cache: Path, salt: str) -> None:

@@ -5,7 +5,7 @@ import os
 import pickle
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,13 +29,28 @@ class Adapter:
     tensors: Tensors
     files: Mapping[str, bytes]
     subfolder: str = ""
+    #: File name -> where its symbolic link leads; "" = the adapter's folder itself.
+    links: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write all files below a folder, which is replaced file by file."""
+        if "" in self.links:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.symlink_to(self.links[""])
+            return
         place = folder / self.subfolder
         place.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             (place / name).write_bytes(content)
+        for name, target in self.links.items():
+            (place / name).unlink(missing_ok=True)
+            (place / name).symlink_to(target)
+
+    def below(self, tmp: str) -> "Adapter":
+        """Return the same with `$TMP` replaced wherever it stands."""
+        files = {name: raw.replace(b"$TMP", tmp.encode()) for name, raw in self.files.items()}
+        links = {name: target.replace("$TMP", tmp) for name, target in self.links.items()}
+        return replace(self, files=files, links=links)
 
 
 def default_adapter(seed: int) -> Adapter:
@@ -72,10 +87,10 @@ def _plain_adapter(
         "dtype": dtype,
         "key_template": _TEMPLATE,
     }
-    return read_adapter({"config": config, "tensors": [{"lora": macro}]}, "")
+    return read_adapter({"config": config, "tensors": [{"lora": macro}]})
 
 
-def read_adapter(entry: Mapping[str, Any], tmp: str) -> Adapter:
+def read_adapter(entry: Mapping[str, Any]) -> Adapter:
     """Turn one entry of `setup.adapters` into files. Raises NotUnderstood."""
     if unknown := entry.keys() - _KNOWN:
         raise NotUnderstood(f"adapter field {sorted(unknown)}")
@@ -90,9 +105,13 @@ def read_adapter(entry: Mapping[str, Any], tmp: str) -> Adapter:
         files[weights] = safetensors(tensors)
     if "index" in entry:
         tensors |= _shards(entry, files)
+    links = {"": entry["symlink_dir"]} if "symlink_dir" in entry else {}
     for name, content in entry.get("files", {}).items():
-        files[name] = _content(content, files.get(weights, b""), tmp)
-    return Adapter(_config(files), tensors, files, entry.get("subdir", ""))
+        if "symlink" in content:
+            links[name] = content["symlink"]
+        else:
+            files[name] = _content(content, files.get(weights, b""))
+    return Adapter(_config(files), tensors, files, entry.get("subdir", ""), links)
 
 
 def _config(files: Mapping[str, bytes]) -> Mapping[str, Any]:
@@ -127,12 +146,13 @@ class _Marker:
         return os.system, (self._command,)
 
 
-def _content(content: Mapping[str, Any], weights: bytes, tmp: str) -> bytes:
+def _content(content: Mapping[str, Any], weights: bytes) -> bytes:
     if "text" in content:
         text = content["text"]
         return text.encode() if isinstance(text, str) else json.dumps(text).encode()
     if "pickle_marker" in content:
-        return pickle.dumps(_Marker(content["pickle_marker"].replace("$TMP", tmp)))
+        # Protocol 0 has no lengths, so that `$TMP` can be replaced in its bytes.
+        return pickle.dumps(_Marker(content["pickle_marker"]), protocol=0)
     if "truncate_to" in content:
         return _resized(weights, content["truncate_to"])
     if "raw" in content:
@@ -166,4 +186,4 @@ def _raw(raw: Mapping[str, Any]) -> bytes:
     else:
         header = raw["header_text"].encode()
     length = struct.pack("<Q", raw.get("header_len", len(header)))
-    return length + header + bytes(raw["body_zeros"])
+    return length + header + bytes(raw.get("body_zeros", 0))

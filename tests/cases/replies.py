@@ -117,7 +117,8 @@ class Reply:
     def finish_reasons(self) -> list[str]:
         """Why each choice ended, in the order of the answer."""
         if self.native is not None:
-            return [(self.native.get("details") or {}).get("finish_reason")]
+            reason = (self.native.get("details") or {}).get("finish_reason")
+            return [reason] if reason else []
         parts = self.events if self.is_stream else [self.json or {}]
         every = (c.get("finish_reason") for part in parts for c in part.get("choices", ()))
         return [reason for reason in every if reason]
@@ -134,8 +135,12 @@ class Reply:
         """Token counts of either dialect, under OpenAI's names."""
         if self.native is not None:
             details = self.native.get("details") or {}
-            names = ("prompt_tokens", "generated_tokens")
-            prompt, generated = (details.get(name) for name in names)
-            return {"prompt_tokens": prompt, "completion_tokens": generated}
+            names = {"prompt_tokens": "prompt_tokens", "generated_tokens": "completion_tokens"}
+            return {names[key]: count for key, count in details.items() if key in names}
         parts = self.events if self.is_stream else [self.json or {}]
         return next((p["usage"] for p in reversed(parts) if p.get("usage")), {})
+
+
+def told(reply: Reply) -> str:
+    """Return status and beginning of an answer, for reports."""
+    return f"{reply.status} {reply.failure or ''} {reply.message[:120]!r}"

@@ -15,7 +15,14 @@ from typing import Any, Final, Literal
 
 import httpx
 
-from tests.cases import checks_answer, checks_output, checks_server, checks_shape
+from tests.cases import (
+    checks_answer,
+    checks_output,
+    checks_server,
+    checks_shape,
+    checks_text,
+    sentences,
+)
 from tests.cases.aftermath import Run, learn, watched
 from tests.cases.base import EOS
 from tests.cases.case import Case
@@ -28,7 +35,7 @@ from tests.cases.tensors import NotUnderstood
 from tests.cases.wire import chat_ids, encode
 
 #: Importing them registers their checks.
-CHECKS: Final = (checks_answer, checks_output, checks_server, checks_shape)
+CHECKS: Final = (checks_answer, checks_output, checks_server, checks_shape, checks_text, sentences)
 CASE_S: Final = 240
 
 
@@ -111,14 +118,7 @@ class Runner:
 
     def _prepare(self, case: Case, server: Server, folder: Path) -> None:
         for name, adapter in case.adapters.items():
-            resolved = replace(
-                adapter,
-                files={
-                    file: content.replace(b"$TMP", str(server.tmp).encode())
-                    for file, content in adapter.files.items()
-                },
-            )
-            resolved.write(folder / name)
+            adapter.below(str(server.tmp)).write(folder / name)
         for directory in case.setup.get("cwd_dirs", ()):
             (server.tmp / "cwd" / directory).mkdir(parents=True, exist_ok=True)
         outside = case.setup.get("outside")

@@ -1,12 +1,10 @@
 """Carries out a case's steps, in order, and keeps every reply."""
 
 import asyncio
-import copy
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import httpx
 
@@ -16,12 +14,9 @@ from tests.cases.case import Case
 from tests.cases.placeholders import fill
 from tests.cases.replies import Reply
 from tests.cases.server import Server
+from tests.cases.step_forms import KEYS, Step, inner, overwrite, remove, replaced
 from tests.cases.tensors import NotUnderstood
 from tests.cases.watch import read_metrics, wait_idle
-
-Step = dict[str, Any]
-
-_PLACES: Final = frozenset({"op", "id"})
 
 
 class Steps:
@@ -36,6 +31,8 @@ class Steps:
         self.base: Base = Base()
         self.replies: list[Reply] = []
         self.marks: dict[str, float] = {}
+        #: Names that `load` steps gave.
+        self.aliases: dict[str, str] = {}
         #: Resident bytes of the server before the first step and after each round of a repeat.
         self.resident: list[int] = []
         self._pending: list[asyncio.Task[None]] = []
@@ -81,6 +78,10 @@ class Steps:
         op = self._ops.get(step["op"])
         if op is None:
             raise NotUnderstood(f"step {step['op']!r}")
+        known = KEYS.get(step["op"])
+        public = {key for key in step if not key.startswith("_")} - {"op", "id"}
+        if known is not None and (unknown := public - known):
+            raise NotUnderstood(f"{step['op']} with {sorted(unknown)}")
         await op(step, position)
 
     async def _all(self, steps: Sequence[Step], position: int) -> None:
@@ -133,10 +134,6 @@ class Steps:
         await self.http.request(**wire.unload_request(str(reply.adapter)))
 
     async def _http(self, step: Step, position: int) -> None:
-        known = {"op", "id", "method", "path", "json", "raw_body", "raw_hex", "headers"}
-        public = {key for key in step if not key.startswith("_")}
-        if unknown := public - known - {"disconnect_after_events", "disconnect_after_s"}:
-            raise NotUnderstood(f"http with {sorted(unknown)}")
         reply = self._reply(step, position, step["path"])
         request: Step = {"method": step["method"], "url": step["path"], "content": b""}
         if "json" in step:
@@ -163,23 +160,26 @@ class Steps:
         await wire.slow_upload(self.server.url, reply, step["hold_s"])
 
     async def _load(self, step: Step, position: int) -> None:
-        name = self._filled(step["adapter"])
+        reference = self._filled(step["adapter"])
+        body = {"name": step.get("name", reference), "reference": reference}
+        body |= {key: step[key] for key in ("api_token", "pin") if key in step}
+        self.aliases[body["name"]] = reference
         reply = self._reply(step, position, "/v1/adapters")
-        await self._send(reply, wire.json_request(reply.path, {"name": name, "reference": name}))
+        await self._send(reply, wire.json_request(reply.path, body))
 
     async def _unload(self, step: Step, position: int) -> None:
         request = wire.unload_request(self._filled(step["adapter"]))
         await self._send(self._reply(step, position, request["url"]), request)
 
     async def _parallel(self, step: Step, position: int) -> None:
-        inner = self._each(step) if step.get("for_each_adapter") else _inner(step)
-        every = [one for _ in range(step.get("times", 1)) for one in inner]
+        once = self._each(step) if step.get("for_each_adapter") else inner(step)
+        every = [one for _ in range(step.get("times", 1)) for one in once]
         async with asyncio.TaskGroup() as group:
             for one in every:
                 group.create_task(self._do(one, position))
 
     async def _async(self, step: Step, position: int) -> None:
-        for one in _inner(step):
+        for one in inner(step):
             task = asyncio.create_task(self._do({**one, "_async": True}, position))
             self._pending.append(task)
         await asyncio.sleep(0.05)  # lets the requests leave before the next step's
@@ -189,16 +189,16 @@ class Steps:
 
         async def client(number: int) -> None:
             ends = time.monotonic() + step["for_s"]
-            inner = _inner(step)
+            mine = inner(step)
             while time.monotonic() < ends:
-                await self._do({**inner[number % len(inner)], "_label": "background"}, position)
+                await self._do({**mine[number % len(mine)], "_label": "background"}, position)
 
         for number in range(step["concurrency"]):
             self._pending.append(asyncio.create_task(client(number), name="background"))
 
     async def _repeat(self, step: Step, position: int) -> None:
         for _ in range(step["times"]):
-            await self._all(_inner(step), position)
+            await self._all(inner(step), position)
             self.resident.append(self.server.resident_bytes())
 
     async def _for_each(self, step: Step, position: int) -> None:
@@ -212,9 +212,9 @@ class Steps:
             else [(self._filled(value), self._filled(value)) for value in values]
         )
         return [
-            {**_replaced(one, "$EACH", value), "_label": label}
+            {**replaced(one, "$EACH", value), "_label": label}
             for label, value in pairs
-            for one in _inner(step)
+            for one in inner(step)
         ]
 
     async def _sleep(self, step: Step, _: int) -> None:
@@ -226,41 +226,11 @@ class Steps:
         await wait_idle(self.http, step["timeout_s"])
 
     async def _rm(self, step: Step, _: int) -> None:
-        await asyncio.to_thread(_remove, Path(self._filled(step["path"])))
+        await asyncio.to_thread(remove, Path(self._filled(step["path"])))
 
     async def _copy(self, step: Step, _: int) -> None:
         source, target = (Path(self._filled(step[end])) for end in ("from", "to"))
-        await asyncio.to_thread(_overwrite, source, target)
+        await asyncio.to_thread(overwrite, source, target)
 
     async def _mark(self, step: Step, _: int) -> None:
         self.marks[step["metric"]] = read_metrics(await self.http.get("/metrics"), step["metric"])
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def _overwrite(source: Path, target: Path) -> None:
-    """Replace a folder's files by another's of the same names, each at once."""
-    for file in source.iterdir():
-        fresh = target / f".{file.name}.new"
-        shutil.copyfile(file, fresh)
-        fresh.replace(target / file.name)
-
-
-def _inner(step: Step) -> list[Step]:
-    inner = step.get("do", step.get("steps"))
-    steps = inner if isinstance(inner, list) else [inner]
-    return [copy.copy(one) for one in steps]
-
-
-def _replaced(value: Any, old: str, new: str) -> Any:
-    """Replace a placeholder everywhere; a value of its own first, so that `$` in it stays."""
-    if isinstance(value, dict):
-        return {key: _replaced(item, old, new) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_replaced(item, old, new) for item in value]
-    return value.replace(old, new) if isinstance(value, str) else value

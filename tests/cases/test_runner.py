@@ -1,6 +1,7 @@
 """The runner itself: its oracle is right, it can fail, and it passes nothing unknown."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,12 @@ COUNT = 24
 
 def reply(status: int = 200, body: object = None, **more: Any) -> Reply:
     headers = {"content-type": "application/json"}
-    given = {"id": "r", "status": status, "body": json.dumps(body).encode(), "headers": headers}
+    given: dict[str, Any] = {
+        "id": "r",
+        "status": status,
+        "body": json.dumps(body).encode(),
+        "headers": headers,
+    }
     return Reply("http", "/generate", **(given | more))
 
 
@@ -181,7 +187,16 @@ def test_a_case_field_that_is_not_understood_stops_the_file(tmp_path: Path) -> N
 
 def test_an_adapter_field_that_is_not_understood_is_refused() -> None:
     with pytest.raises(NotUnderstood, match="moon_phase"):
-        read_adapter({"config": {}, "moon_phase": 1}, "")
+        read_adapter({"config": {}, "moon_phase": 1})
+
+
+def test_a_pickle_does_its_harm_where_it_is_told(tmp_path: Path) -> None:
+    entry = {"files": {"adapter_model.bin": {"pickle_marker": "touch $TMP/pwned"}}}
+
+    read_adapter(entry).below(str(tmp_path)).write(tmp_path / "a")
+    pickle.loads((tmp_path / "a" / "adapter_model.bin").read_bytes())
+
+    assert (tmp_path / "pwned").exists(), "the marker proves that nobody unpickles"
 
 
 def test_placeholders_become_what_they_stand_for() -> None:
