@@ -21,7 +21,7 @@ from loralane_server.device.memory import lazy_zeros
 from loralane_server.device.seam import GROUPS, Span
 
 #: Lanes are kept in float32 in any model: products of few rows have a fraction of the cost that
-#: bfloat16 has here, and the adapter loses no precision.
+#: bfloat16 has here.
 LANE_DTYPE = torch.float32
 #: From so many tokens on, the model's own dtype is faster even with the lanes cast on the way.
 MANY_TOKENS = 16
