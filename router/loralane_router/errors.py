@@ -28,7 +28,7 @@ class Status:
 
 _INVALID, _SERVER = "invalid_request_error", "server_error"
 
-STATUS: Final[dict[pb.ErrorKind, Status]] = {
+STATUS: "Final[dict[pb.ErrorKind.ValueType, Status]]" = {
     pb.ERROR_KIND_NOT_FOUND: Status(
         404, grpc.StatusCode.NOT_FOUND, _INVALID, "adapter_not_found", "generation"
     ),
@@ -73,7 +73,7 @@ class RequestError(Exception):
 
     def __init__(
         self,
-        kind: pb.ErrorKind,
+        kind: "pb.ErrorKind.ValueType",
         message: str,
         *,
         param: str | None = None,
