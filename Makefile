@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
 PROTO := .venv-proto
-PIP := -m pip --disable-pip-version-check install --progress-bar on --quiet
+PIP := -m pip --disable-pip-version-check install --progress-bar on
 
 # Threads that wait by spinning ruin a machine that runs anything else beside them.
 export OMP_WAIT_POLICY ?= PASSIVE
