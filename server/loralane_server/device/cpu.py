@@ -77,7 +77,7 @@ class CpuDevice:
         self._attention = CpuAttention(
             spec.layers, pages, page_tokens, spec.kv_heads, spec.head_dim, dtype
         )
-        self._lanes = CpuLanes(spec.layers, spec.linears(), lanes)
+        self._lanes = CpuLanes(spec.layers, spec.linears(), lanes, dtype)
         self._packs = torch.backends.mkldnn.is_available()
 
     def pack(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Linear:

@@ -20,11 +20,9 @@ from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.memory import lazy_zeros
 from loralane_server.device.seam import GROUPS, Span
 
-#: Lanes are kept in float32 in any model: products of few rows have a fraction of the cost that
-#: bfloat16 has here.
-LANE_DTYPE = torch.float32
-#: From so many tokens on, the model's own dtype is faster even with the lanes cast on the way.
-MANY_TOKENS = 16
+#: Up to so many tokens x lanes, products are computed in float32 and the lanes cast on the way: in
+#: bfloat16 each has a fixed cost that is more than that of the whole (bench/README.md).
+FEW = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +83,18 @@ def _lanes_of(pages: Sequence[int]) -> slice | Tensor:
 class CpuLanes:
     """Owns the pool's tensors: allocated once, written in place, never resized."""
 
-    def __init__(self, layers: int, shapes: Mapping[str, tuple[int, int]], lanes: int) -> None:
+    def __init__(
+        self, layers: int, shapes: Mapping[str, tuple[int, int]], lanes: int, dtype: torch.dtype
+    ) -> None:
         self._a = [
             {
-                group: lazy_zeros((lanes, len(modules), shapes[modules[0]][1]), LANE_DTYPE)
+                group: lazy_zeros((lanes, len(modules), shapes[modules[0]][1]), dtype)
                 for group, modules in GROUPS.items()
             }
             for _ in range(layers)
         ]
         self._b = [
-            {module: lazy_zeros((lanes, out), LANE_DTYPE) for module, (out, _) in shapes.items()}
+            {module: lazy_zeros((lanes, out), dtype) for module, (out, _) in shapes.items()}
             for _ in range(layers)
         ]
         self._columns = {group: _columns(modules, shapes) for group, modules in GROUPS.items()}
@@ -120,13 +120,14 @@ class CpuLanes:
         a, b = self._a[layer][group], self._b[layer]
         for block in blocks:
             tokens = slice(block.begin, block.end)
-            few = block.end - block.begin < MANY_TOKENS
-            dtype = LANE_DTYPE if few else y.dtype
+            shrink = a[block.lanes]
+            few = (block.end - block.begin) * shrink.shape[0] <= FEW
+            dtype = torch.float32 if few else y.dtype
             parts = [
                 (columns, b[module][block.lanes].to(dtype))
                 for module, columns in self._columns[group]
             ]
-            add_lanes(y[tokens], x[tokens], a[block.lanes].to(dtype), parts, block.mine)
+            add_lanes(y[tokens], x[tokens], shrink.to(dtype), parts, block.mine)
 
 
 def _columns(

@@ -50,7 +50,7 @@ def expected(x: torch.Tensor, group: str, targets: Targets | None) -> torch.Tens
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_mix_of_rows_gets_its_own_deltas(data: st.DataObject) -> None:
-    lanes = CpuLanes(1, SHAPES, 12 * LANE_PAGE)
+    lanes = CpuLanes(1, SHAPES, 12 * LANE_PAGE, torch.float32)
     pages = data.draw(st.permutations(range(12)))
     ranks = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=4))
     modules = st.lists(st.sampled_from(sorted(SHAPES)), min_size=1, unique=True)
@@ -91,7 +91,7 @@ def test_any_mix_of_rows_gets_its_own_deltas(data: st.DataObject) -> None:
 
 
 def test_a_new_tenant_leaves_nothing_of_the_old_one() -> None:
-    lanes = CpuLanes(1, SHAPES, 4 * LANE_PAGE)
+    lanes = CpuLanes(1, SHAPES, 4 * LANE_PAGE, torch.float32)
     lanes.write(0, (1, 3), adapter(16, sorted(SHAPES), seed=0))
     lanes.write(0, (1, 3), adapter(2, ["q_proj"], seed=1))
     x, y = torch.randn(1, HIDDEN), torch.zeros(1, HIDDEN)
