@@ -6,9 +6,6 @@ CLIENTS := .venv-clients
 PROTO := .venv-proto
 PIP := -m pip --disable-pip-version-check install --progress-bar on
 
-# Threads that wait by spinning ruin a machine that runs anything else beside them.
-export OMP_WAIT_POLICY ?= PASSIVE
-
 .PHONY: setup demo serve test cases check proto bench clean
 
 setup: $(VENV)/.runtime
@@ -19,6 +16,8 @@ demo: $(VENV)/.runtime
 serve: $(VENV)/.runtime
 	$(BIN)/loralane serve
 
+# Many processes share the cores here: threads that wait by spinning would only take them away.
+test cases: export OMP_WAIT_POLICY = PASSIVE
 test: $(VENV)/.dev $(CLIENTS)/.ready
 	$(BIN)/python -m pytest
 

@@ -17,6 +17,7 @@ from loralane_server.adapters.spec import BaseShape
 from loralane_server.adapters.store import AdapterStore
 from loralane_server.config import ShardConfig
 from loralane_server.device.cpu import CpuDevice
+from loralane_server.device.threads import use_threads
 from loralane_server.engine import Engine
 from loralane_server.errors import ModelUnsupported
 from loralane_server.model.spec import ModelSpec, read_model_spec
@@ -108,7 +109,7 @@ def assemble(config: ShardConfig) -> Shard:
     """Load the model and start its engine. Raises `ModelUnsupported`."""
     model = find_model(config.model)
     spec = model.spec
-    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    use_threads(1)  # this thread only reads and packs weights
     dtype = choose_dtype(config, spec)
     max_len, pages = plan_memory(config, spec, _DTYPES[dtype])
     log.info(
@@ -128,6 +129,7 @@ def assemble(config: ShardConfig) -> Shard:
         max_rows=config.max_rows,
         max_len=max_len,
         step_tokens=config.step_tokens,
+        threads=config.threads or os.cpu_count() or 1,
     )
     engine.start()
     facts = ShardFacts(

@@ -18,6 +18,7 @@ import torch
 from loralane_server.adapters.pool import AdapterPool, Tenant
 from loralane_server.adapters.store import AdapterStore
 from loralane_server.device.seam import BatchT, Device, StepOutput
+from loralane_server.device.threads import use_threads
 from loralane_server.errors import InvalidRequest, Overloaded, ShardError
 from loralane_server.model.decoder import Decoder
 from loralane_server.pages import PageTable, pages_for
@@ -53,6 +54,7 @@ class Engine(Generic[BatchT]):
         max_rows: int,
         max_len: int,
         step_tokens: int,
+        threads: int,
     ) -> None:
         self._decoder = decoder
         self._device = device
@@ -60,6 +62,7 @@ class Engine(Generic[BatchT]):
         self._max_rows = max_rows
         self._max_len = max_len
         self._step_tokens = step_tokens
+        self._threads = threads
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._residency = ResidencyManager(pool, store, device, self._inbox.put, self._fail)
         #: In order of arrival.
@@ -144,6 +147,7 @@ class Engine(Generic[BatchT]):
 
     def _run(self) -> None:
         try:
+            use_threads(self._threads)
             with torch.inference_mode():
                 while not self._closed:
                     self._turn()

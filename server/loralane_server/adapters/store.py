@@ -30,6 +30,7 @@ from loralane_server.adapters.located import Located
 from loralane_server.adapters.reader import LayerTensors, Reader
 from loralane_server.adapters.sources import Place, Sources
 from loralane_server.adapters.spec import MAX_RANK, BaseShape, parse_spec
+from loralane_server.device.threads import use_threads
 from loralane_server.errors import (
     AdapterIncompatible,
     AdapterNotFound,
@@ -92,8 +93,8 @@ class AdapterStore:
         self._clock = clock
         self._cache = HostCache(host_cache_bytes)
         self._reader = Reader(dtype, self._reads)
-        self._disk = ThreadPoolExecutor(_DISK_THREADS, "adapters-disk")
-        self._hub = ThreadPoolExecutor(_HUB_THREADS, "adapters-hub")
+        self._disk = ThreadPoolExecutor(_DISK_THREADS, "adapters-disk", use_threads, (1,))
+        self._hub = ThreadPoolExecutor(_HUB_THREADS, "adapters-hub", use_threads, (1,))
         self._resolving: Flights[AdapterIndex] = Flights()
         self._loading: Flights[None] = Flights()
         #: Makes token hashes meaningless outside this process.
