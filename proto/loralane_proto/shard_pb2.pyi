@@ -478,10 +478,27 @@ class Sampling(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class LogitBiasEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     TEMPERATURE_FIELD_NUMBER: builtins.int
     TOP_K_FIELD_NUMBER: builtins.int
     TOP_P_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: builtins.int
     temperature: builtins.float
     """0 = greedy"""
     top_k: builtins.int
@@ -489,6 +506,10 @@ class Sampling(google.protobuf.message.Message):
     top_p: builtins.float
     """1 = off"""
     seed: builtins.int
+    @property
+    def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
+        """token id -> added to its logit before anything else"""
+
     def __init__(
         self,
         *,
@@ -496,8 +517,9 @@ class Sampling(google.protobuf.message.Message):
         top_k: builtins.int = ...,
         top_p: builtins.float = ...,
         seed: builtins.int = ...,
+        logit_bias: collections.abc.Mapping[builtins.int, builtins.float] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["logit_bias", b"logit_bias", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
 
 global___Sampling = Sampling
 

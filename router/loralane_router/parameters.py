@@ -64,4 +64,5 @@ def sampling(parameters: Parameters, seed: int) -> pb.Sampling:
         top_k=parameters.top_k,
         top_p=parameters.top_p,
         seed=seed,
+        logit_bias=dict(parameters.logit_bias),
     )

@@ -33,6 +33,8 @@ class Parameters:
     top_p: float = 1.0
     #: None = the router draws one.
     seed: int | None = None
+    #: (token id, what is added to its logit), each id once.
+    logit_bias: tuple[tuple[int, float], ...] = ()
     #: The text ends before the first of these; they may span tokens.
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False

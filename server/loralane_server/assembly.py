@@ -130,6 +130,7 @@ def assemble(config: ShardConfig) -> Shard:
         max_len=max_len,
         step_tokens=config.step_tokens,
         threads=config.threads or os.cpu_count() or 1,
+        vocab=spec.vocab,
     )
     engine.start()
     facts = ShardFacts(

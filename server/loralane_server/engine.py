@@ -55,6 +55,7 @@ class Engine(Generic[BatchT]):
         max_len: int,
         step_tokens: int,
         threads: int,
+        vocab: int,
     ) -> None:
         self._decoder = decoder
         self._device = device
@@ -63,6 +64,7 @@ class Engine(Generic[BatchT]):
         self._max_len = max_len
         self._step_tokens = step_tokens
         self._threads = threads
+        self._vocab = vocab
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._residency = ResidencyManager(pool, store, device, self._inbox.put, self._fail)
         #: In order of arrival.
@@ -219,6 +221,9 @@ class Engine(Generic[BatchT]):
         total = len(admission.prompt) + admission.max_tokens
         if not admission.prompt or admission.max_tokens < 1:
             raise InvalidRequest("a prompt of at least one token and max_tokens >= 1 are needed")
+        biased = (token for token, _ in admission.sampling.logit_bias)
+        if max((*admission.prompt, *biased)) >= self._vocab:
+            raise InvalidRequest(f"token ids must be below {self._vocab}, in logit_bias too")
         if total > self._max_len:
             raise InvalidRequest(
                 f"prompt ({len(admission.prompt)}) + max_tokens ({admission.max_tokens}) is "

@@ -47,6 +47,14 @@ def choose(logits: Tensor, sampling: Sequence[Sampling], positions: Sequence[int
     return tokens
 
 
+def add_bias(logits: Tensor, sampling: Sequence[Sampling]) -> None:
+    """Add each row's own biases to its logits [samples, vocab], in place."""
+    for row, wanted in enumerate(sampling):
+        if wanted.logit_bias:
+            ids, biases = zip(*wanted.logit_bias, strict=True)
+            logits[row, list(ids)] += torch.tensor(biases)
+
+
 def draw(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform_: Tensor
 ) -> Tensor:
@@ -71,7 +79,7 @@ def draw(
 
 
 def with_logprobs(logits: Tensor, tokens: Tensor, top: int) -> StepOutput:
-    """Add log-probabilities of the model's own distribution (before temperature and cuts)."""
+    """Add log-probabilities of the model's distribution: biased, before temperature and cuts."""
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
     if not top:

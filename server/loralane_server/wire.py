@@ -31,6 +31,7 @@ def read_admission(message: pb.Admission) -> Admission:
             top_k=message.sampling.top_k,
             top_p=message.sampling.top_p,
             seed=message.sampling.seed,
+            logit_bias=tuple(message.sampling.logit_bias.items()),
         ),
         logprobs=min(message.top_logprobs, MAX_TOP_LOGPROBS) if wants_logprobs else None,
     )

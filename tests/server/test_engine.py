@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from loralane_server.config import ShardConfig
+from loralane_server.device.seam import Sampling
 from loralane_server.errors import AdapterCorrupt, AdapterInUse, InvalidRequest, Overloaded
 from loralane_server.rows import Admission, Finish
 from safetensors.torch import load_file, save_file
@@ -100,6 +101,8 @@ def test_a_row_more_than_fits_is_refused_and_the_others_go_on(shard: Listener) -
         Admission(1, "", (), max_tokens=4),
         Admission(1, "", PROMPT, max_tokens=0),
         Admission(1, "", PROMPT, max_tokens=240),
+        Admission(1, "", (1, 260), max_tokens=4),
+        Admission(1, "", PROMPT, max_tokens=4, sampling=Sampling(logit_bias=((260, 1.0),))),
     ],
 )
 def test_an_impossible_row_is_told_why(shard: Listener, admission: Admission) -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from loralane_server.device.seam import Sampling
-from loralane_server.sampling import choose, uniform, with_logprobs
+from loralane_server.sampling import add_bias, choose, uniform, with_logprobs
 
 
 def one(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
@@ -62,6 +62,17 @@ def test_top_p_keeps_up_to_and_including_the_token_that_reaches_it() -> None:
     found = {one(logits, Sampling(1.0, top_p=0.6, seed=5), at) for at in range(300)}
 
     assert found == {0, 1}
+
+
+def test_a_bias_bans_or_forces_its_token_in_its_own_row_only() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0]] * 3)
+
+    add_bias(
+        logits,
+        [Sampling(logit_bias=((2, -100.0),)), Sampling(), Sampling(logit_bias=((0, 50.0),))],
+    )
+
+    assert logits.tolist() == [[1.0, 2.0, -97.0], [1.0, 2.0, 3.0], [51.0, 2.0, 3.0]]
 
 
 def test_a_tiny_top_p_is_greedy() -> None:

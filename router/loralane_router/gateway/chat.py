@@ -171,8 +171,11 @@ class ChatJob:
 
 
 def _token(token: OutToken) -> object:
+    chosen = _logprob(token.text, token.logprob)
     top = [_logprob(text, logprob) for _, text, logprob in token.top]
-    return {**_logprob(token.text, token.logprob), "top_logprobs": top}
+    if top and all(other != token.id for other, _, _ in token.top):
+        top.append(chosen)  # as vLLM does: what was drawn is always among them
+    return {**chosen, "top_logprobs": top}
 
 
 def _logprob(text: str, logprob: float) -> dict[str, object]:

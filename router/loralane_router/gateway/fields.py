@@ -1,16 +1,18 @@
 """Checks of single fields, the same on every surface. Each raises RequestError naming its field."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from loralane_router.errors import invalid
-from loralane_router.gateway.limits import MAX_NAME_CHARS, MAX_STOP_CHARS, MAX_STOPS
+from loralane_router.gateway.limits import MAX_BIASES, MAX_NAME_CHARS, MAX_STOP_CHARS, MAX_STOPS
 
 _INT32: Final = 2**31 - 1
 _UINT64: Final = 2**64
 #: Below it a float32 softmax is an argmax.
 _GREEDY_BELOW: Final = 1e-5
 _HOTTEST: Final = 100.0
+#: OpenAI's bounds.
+_STRONGEST_BIAS: Final = 100.0
 
 
 def whole(field: str, value: int, low: int, high: int = _INT32) -> int:
@@ -53,6 +55,22 @@ def seed(value: int | None) -> int | None:
     if not -_UINT64 // 2 <= value < _UINT64:
         raise invalid(f"seed must fit into 64 bits, not {value}", "seed")
     return value % _UINT64
+
+
+def logit_bias(value: Mapping[str, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """Return (token id, bias) of each entry; ids of the vocabulary, biases from -100 to 100."""
+    if not value:
+        return ()
+    if len(value) > MAX_BIASES:
+        raise invalid(f"logit_bias may hold at most {MAX_BIASES} tokens", "logit_bias")
+    for key, bias in value.items():
+        if not key.isascii() or not key.isdecimal() or int(key) >= vocab_size:
+            raise invalid(
+                f"logit_bias: {key[:40]!r} is no token id below {vocab_size}", "logit_bias"
+            )
+        if not -_STRONGEST_BIAS <= bias <= _STRONGEST_BIAS:
+            raise invalid(f"logit_bias must lie between -100 and 100, not {bias}", "logit_bias")
+    return tuple({int(key): bias for key, bias in value.items()}.items())
 
 
 def nth_seed(first: int | None, index: int) -> int | None:

@@ -7,6 +7,8 @@ from typing import Final
 MAX_N: Final = 16
 #: Prompts times choices of one request.
 MAX_CHOICES: Final = 128
+#: Entries of `logit_bias`.
+MAX_BIASES: Final = 1024
 #: Stop strings of one request, and the characters of each.
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 1024

@@ -22,7 +22,6 @@ NEUTRAL: Final[Neutral] = {
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "min_p": (0,),
     "typical_p": (1,),
     "min_tokens": (0,),
@@ -64,6 +63,8 @@ class OpenAIBody(msgspec.Struct):
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
+    #: JSON's keys are strings.
+    logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -96,6 +97,7 @@ def parameters(
         top_k=fields.top_k(body.top_k, router.info.vocab_size),
         top_p=fields.top_p(body.top_p),
         seed=fields.seed(body.seed),
+        logit_bias=fields.logit_bias(body.logit_bias, router.info.vocab_size),
         stop=fields.stops(body.stop),
         ignore_eos=bool(body.ignore_eos or body.ignore_eos_token),
         logprobs=top_logprobs is not None,

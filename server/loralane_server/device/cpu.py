@@ -129,6 +129,7 @@ class CpuDevice:
     def sample(self, logits: Tensor, batch: CpuBatch) -> StepOutput:
         """See `Device.sample`."""
         logits = logits.float()
+        sampling.add_bias(logits, batch.sampling)
         tokens = sampling.choose(logits, batch.sampling, batch.next_positions)
         if batch.top_logprobs is None:
             return StepOutput(tokens.numpy())

@@ -51,6 +51,8 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    #: (token id, what is added to its logit), each id once and inside the vocabulary.
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
