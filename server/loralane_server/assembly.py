@@ -20,6 +20,7 @@ from loralane_server.device.cpu import CpuDevice
 from loralane_server.device.threads import use_threads
 from loralane_server.engine import Engine
 from loralane_server.errors import ModelUnsupported
+from loralane_server.limits import Limits
 from loralane_server.model.spec import ModelSpec, read_model_spec
 from loralane_server.model.weights import load_decoder
 from loralane_server.pages import PAGE_TOKENS, PageTable, pages_for
@@ -126,11 +127,8 @@ def assemble(config: ShardConfig) -> Shard:
         store,
         pool=AdapterPool(config.lanes),
         pages=PageTable(pages),
-        max_rows=config.max_rows,
-        max_len=max_len,
-        step_tokens=config.step_tokens,
+        limits=Limits(config.max_rows, max_len, spec.vocab, config.step_tokens),
         threads=config.threads or os.cpu_count() or 1,
-        vocab=spec.vocab,
     )
     engine.start()
     facts = ShardFacts(

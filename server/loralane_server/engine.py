@@ -19,7 +19,8 @@ from loralane_server.adapters.pool import AdapterPool, Tenant
 from loralane_server.adapters.store import AdapterStore
 from loralane_server.device.seam import BatchT, Device, StepOutput
 from loralane_server.device.threads import use_threads
-from loralane_server.errors import InvalidRequest, Overloaded, ShardError
+from loralane_server.errors import ShardError
+from loralane_server.limits import Limits
 from loralane_server.model.decoder import Decoder
 from loralane_server.pages import PageTable, pages_for
 from loralane_server.planner import plan_step
@@ -51,20 +52,14 @@ class Engine(Generic[BatchT]):
         *,
         pool: AdapterPool,
         pages: PageTable,
-        max_rows: int,
-        max_len: int,
-        step_tokens: int,
+        limits: Limits,
         threads: int,
-        vocab: int,
     ) -> None:
         self._decoder = decoder
         self._device = device
         self._pages = pages
-        self._max_rows = max_rows
-        self._max_len = max_len
-        self._step_tokens = step_tokens
+        self._limits = limits
         self._threads = threads
-        self._vocab = vocab
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._residency = ResidencyManager(pool, store, device, self._inbox.put, self._fail)
         #: In order of arrival.
@@ -163,7 +158,7 @@ class Engine(Generic[BatchT]):
         self._take_inbox()
         self._residency.write_staged()
         runnable = [row for row in self._rows if row.ready]
-        counts = plan_step([row.pending for row in runnable], self._step_tokens)
+        counts = plan_step([row.pending for row in runnable], self._limits.step_tokens)
         parts = [(row, n) for row, n in zip(runnable, counts, strict=True) if n]
         if parts:
             self._step(parts)
@@ -205,7 +200,7 @@ class Engine(Generic[BatchT]):
     def _admit(self, admission: Admission, sink: Sink) -> None:
         row = Row(admission, sink, NO_PAGES, list(admission.prompt), arrived=time.perf_counter())
         try:
-            self._validate(admission)
+            self._limits.check(admission, running=len(self._rows))
             row.pages = self._pages.take(pages_for(len(row.tokens) + admission.max_tokens))
             if admission.digest:
                 self._residency.attach(row)
@@ -216,21 +211,6 @@ class Engine(Generic[BatchT]):
             self._refuse(row, error)
             return
         self._rows.append(row)
-
-    def _validate(self, admission: Admission) -> None:
-        total = len(admission.prompt) + admission.max_tokens
-        if not admission.prompt or admission.max_tokens < 1:
-            raise InvalidRequest("a prompt of at least one token and max_tokens >= 1 are needed")
-        biased = (token for token, _ in admission.sampling.logit_bias)
-        if max((*admission.prompt, *biased)) >= self._vocab:
-            raise InvalidRequest(f"token ids must be below {self._vocab}, in logit_bias too")
-        if total > self._max_len:
-            raise InvalidRequest(
-                f"prompt ({len(admission.prompt)}) + max_tokens ({admission.max_tokens}) is "
-                f"{total} tokens, the limit is {self._max_len}"
-            )
-        if len(self._rows) >= self._max_rows:
-            raise Overloaded(f"all {self._max_rows} rows are taken")
 
     def _cancel(self, request_id: int, sink: Sink) -> None:
         for row in self._rows:
@@ -274,8 +254,8 @@ class Engine(Generic[BatchT]):
     def _capacity(self) -> Capacity:
         pool = self._residency.pool
         return Capacity(
-            rows_total=self._max_rows,
-            rows_free=self._max_rows - len(self._rows),
+            rows_total=self._limits.rows,
+            rows_free=self._limits.rows - len(self._rows),
             pages_total=self._pages.total,
             pages_free=self._pages.free,
             lanes_total=pool.lanes_total,

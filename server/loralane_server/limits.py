@@ -1,0 +1,36 @@
+"""What a shard takes: the bounds on rows and on each row, and why one is refused."""
+
+from dataclasses import dataclass
+
+from loralane_server.errors import InvalidRequest, Overloaded
+from loralane_server.rows import Admission
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Fixed when the shard starts."""
+
+    #: Rows that run at once.
+    rows: int
+    #: Tokens of a row, prompt and generated together.
+    length: int
+    #: Token ids are below this.
+    vocab: int
+    #: Tokens that one step computes.
+    step_tokens: int
+
+    def check(self, admission: Admission, running: int) -> None:
+        """Raise `InvalidRequest` for what can never run, `Overloaded` for one row too many."""
+        total = len(admission.prompt) + admission.max_tokens
+        if not admission.prompt or admission.max_tokens < 1:
+            raise InvalidRequest("a prompt of at least one token and max_tokens >= 1 are needed")
+        biased = (token for token, _ in admission.sampling.logit_bias)
+        if max((*admission.prompt, *biased)) >= self.vocab:
+            raise InvalidRequest(f"token ids must be below {self.vocab}, in logit_bias too")
+        if total > self.length:
+            raise InvalidRequest(
+                f"prompt ({len(admission.prompt)}) + max_tokens ({admission.max_tokens}) is "
+                f"{total} tokens, the limit is {self.length}"
+            )
+        if running >= self.rows:
+            raise Overloaded(f"all {self.rows} rows are taken")
