@@ -20,9 +20,12 @@ from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.memory import lazy_zeros
 from loralane_server.device.seam import GROUPS, Span
 
-#: Up to so many tokens x lanes, products are computed in float32 and the lanes cast on the way: in
-#: bfloat16 each has a fixed cost that is more than that of the whole (bench/README.md).
-FEW = 128
+#: Small products are computed in float32, the lanes cast on the way: in bfloat16 each has a fixed
+#: cost that is more than that of the whole, and rounds once more (bench/README.md). Small is fewer
+#: tokens of one adapter than this,
+FEW_TOKENS = 16
+#: or so many tokens x lanes of several adapters.
+FEW_PRODUCTS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +124,17 @@ class CpuLanes:
         for block in blocks:
             tokens = slice(block.begin, block.end)
             shrink = a[block.lanes]
-            few = (block.end - block.begin) * shrink.shape[0] <= FEW
-            dtype = torch.float32 if few else y.dtype
+            dtype = torch.float32 if _is_small(block, shrink.shape[0]) else y.dtype
             parts = [
                 (columns, b[module][block.lanes].to(dtype))
                 for module, columns in self._columns[group]
             ]
             add_lanes(y[tokens], x[tokens], shrink.to(dtype), parts, block.mine)
+
+
+def _is_small(block: LaneBlock, lanes: int) -> bool:
+    tokens = block.end - block.begin
+    return tokens < FEW_TOKENS if block.mine is None else tokens * lanes <= FEW_PRODUCTS
 
 
 def _columns(
