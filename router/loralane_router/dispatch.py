@@ -135,6 +135,12 @@ class Dispatcher:
             for adapter in adapters:
                 self._ledger.pin(adapter)
 
+    def note_unloaded(self, digest: str) -> None:
+        """Take over that the shard has forgotten an adapter."""
+        if self._ledger is not None:
+            self._ledger.unpin(digest)
+        self._wake.set()
+
     def connect(self, capacity: pb.Capacity) -> None:
         """Accept requests from here on, for the stream that `serve` gets next."""
         self._ledger = Ledger(capacity)

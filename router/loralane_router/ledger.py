@@ -58,6 +58,10 @@ class Ledger:
         else:
             self._pinned.pop(adapter.digest, None)
 
+    def unpin(self, digest: str) -> None:
+        """Note that the shard has forgotten an adapter, pin and all."""
+        self._pinned.pop(digest, None)
+
     def take(self, ask: Ask, now: float) -> None:
         """Count a request as admitted."""
         self._rows += 1

@@ -72,7 +72,7 @@ class Registry:
         """Return the adapter that a name means now. Raises RequestError if it cannot be had."""
         sent = self._sent(name)
         adapter = await shard.resolve(sent, token)
-        self._remember(adapter)
+        self.remember(adapter)
         self._name(sent, adapter.digest)
         return adapter
 
@@ -84,7 +84,7 @@ class Registry:
 
     def update(self, name: str, adapter: pb.Adapter) -> AdapterEntry:
         """Take over what the shard said about one adapter; return it as its user sees it."""
-        self._remember(adapter)
+        self.remember(adapter)
         return _entry(name, adapter, self._aliases.get(name, adapter.reference))
 
     def observe(self, changes: Iterable[pb.Residency]) -> None:
@@ -160,10 +160,12 @@ class Registry:
         if len(self._digests) > _MOST_KNOWN:
             del self._digests[next(iter(self._digests))]
 
-    def _remember(self, adapter: pb.Adapter) -> None:
+    def remember(self, adapter: pb.Adapter) -> pb.Adapter:
+        """Take over what the shard said about one adapter, and return it."""
         self._known[adapter.digest] = adapter
         if len(self._known) > _MOST_KNOWN:
             del self._known[next(iter(self._known))]
+        return adapter
 
 
 def not_found(name: str) -> RequestError:

@@ -133,6 +133,7 @@ class Router:
             )
         reply = await self._connection.shard.unload(adapter.digest)
         self._registry.forget(adapter)
+        self._dispatcher.note_unloaded(adapter.digest)
         self.metrics.report_tiers(self._registry.tiers())
         return reply.freed_host_bytes, reply.freed_lanes
 
@@ -159,7 +160,15 @@ class Router:
         """Return the adapter that a request names; one without a digest is the base model."""
         if self._registry.is_base(name):
             return pb.Adapter()
-        adapter = await self._registry.resolve(self._connection.shard, name, token)
+        shard = self._connection.shard
+        before = self._registry.find(name)
+        adapter = await self._registry.resolve(shard, name, token)
+        if before is not None and before.pinned and before.digest != adapter.digest:
+            # Its files were replaced: the pin belongs to the name's adapter, not to old bytes.
+            adapter = self._registry.remember(await shard.pin(adapter.digest, True))
+            self._dispatcher.note_pins(
+                [self._registry.remember(await shard.pin(before.digest, False))]
+            )
         self._dispatcher.note_pins([adapter])
         return adapter
 

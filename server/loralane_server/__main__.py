@@ -41,8 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _check(config, args.reference, args.token)
         return asyncio.run(_serve(config))
     except ShardError as exc:
-        print(f"loralane: {exc.message}", file=sys.stderr)  # noqa: T201
-        return 1
+        message = exc.message
+    except MemoryError as exc:
+        message = f"{exc}; lower --lanes, --kv-memory or --max-rows"
+    print(f"loralane: {message}", file=sys.stderr)  # noqa: T201
+    return 1
 
 
 def _parser() -> argparse.ArgumentParser:

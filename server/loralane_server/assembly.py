@@ -67,7 +67,12 @@ def find_model(model: str | None) -> Model:
         return Model("loralane-demo", DEMO / "model", read_model_spec(DEMO / "model"))
     folder = Path(model).expanduser()
     if folder.is_dir():
-        return Model(folder.resolve().name, folder, read_model_spec(folder))
+        spec = read_model_spec(folder)
+        if not (folder / "tokenizer.json").is_file():
+            raise ModelUnsupported(f"{folder} holds no tokenizer.json; save the tokenizer with it")
+        return Model(folder.resolve().name, folder, spec)
+    if model.startswith(("/", ".", "~")):
+        raise ModelUnsupported(f"there is no folder {model}")
     try:
         found = Path(snapshot_download(model, allow_patterns=list(_MODEL_FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, ValueError) as exc:

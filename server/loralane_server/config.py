@@ -40,6 +40,9 @@ class ShardConfig:
         for flag in ("lanes", "host_cache"):
             if getattr(self, flag) < 0:
                 raise ValueError(f"--{flag.replace('_', '-')} must not be negative")
+        missing = [str(root) for root in self.adapter_roots if not root.is_dir()]
+        if missing:
+            raise ValueError(f"--adapter-root {missing[0]}: there is no such folder")
         for flag in ("max_model_len", "threads"):
             value = getattr(self, flag)
             if value is not None and value < 1:

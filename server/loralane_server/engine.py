@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -101,7 +101,7 @@ class Engine(Generic[BatchT]):
 
     def load(self, digest: str) -> "Future[None]":
         """Bring an adapter into the pool; the future completes when it is resident."""
-        done: Future[None] = Future()
+        done = _promise()
 
         def begin() -> None:
             try:
@@ -285,7 +285,7 @@ class Engine(Generic[BatchT]):
 
     def _ask(self, answer: Callable[[], T]) -> "Future[T]":
         """Compute `answer` on the engine's thread, between two steps."""
-        future: Future[T] = Future()
+        future: Future[T] = _promise()
 
         def run() -> None:
             try:
@@ -295,3 +295,10 @@ class Engine(Generic[BatchT]):
 
         self._inbox.put(run)
         return future
+
+
+def _promise() -> "Future[Any]":
+    """Return a future that a caller who loses interest cannot cancel under the engine's hands."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future

@@ -169,6 +169,19 @@ async def test_after_a_replacement_a_name_means_the_new_files_to_pin_and_delete(
     assert (old in left, new in left) == (True, False)
 
 
+async def test_a_pin_follows_the_name_when_its_files_are_replaced(http, world, own):
+    old = (await ask(http, own)).headers["x-loralane-adapter-digest"]
+    await http.patch(f"/v1/adapters/{own}", json={"pinned": True})
+
+    replace_files(world.root / own, world.root / "h")
+    new = (await ask(http, own)).headers["x-loralane-adapter-digest"]
+    listed = (await http.get("/v1/adapters")).json()["data"]
+    pinned = {row["digest"]: row["pinned"] for row in listed}
+    await http.delete(f"/v1/adapters/{own}")
+
+    assert (pinned[old], pinned[new]) == (False, True)
+
+
 async def test_more_adapters_than_lanes_are_all_right_in_any_order(http, world):
     rounds = [NAMES, NAMES[::-1], NAMES[::2] + NAMES[1::2]]
 

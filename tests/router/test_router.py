@@ -324,3 +324,18 @@ async def test_info_describes_the_model(start_shard, start_router):
     info = router.info
 
     assert (info.model_id, info.vocab_size, info.eos_token_ids) == ("org/counter", 260, (257,))
+
+
+async def test_an_unloaded_adapter_no_longer_holds_the_lanes_that_its_pin_kept(
+    start_shard, start_router
+):
+    adapters = {name: {"increment": 2, "lanes": 8} for name in ("p", "q")}
+    shard = await start_shard(adapters, lanes_total=8)
+    router = await start_router(shard)
+    await router.pin_adapter("p", True)
+
+    await router.unload_adapter("p")
+    text, _, _ = await answer(router, ask("a", "q"))
+
+    assert text == "ceg"
+    assert shard.violations == []

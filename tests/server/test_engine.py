@@ -177,6 +177,20 @@ def test_a_row_cancelled_while_its_adapter_loads_leaves_nothing(shard: Listener)
     shard.wait_until(lambda: all_free(shard))
 
 
+def test_a_caller_that_loses_interest_disturbs_nobody(shard: Listener) -> None:
+    digest = digest_of(shard.shard, "r48")
+    shard.admit(endless(1))
+
+    asked = [shard.shard.engine.capacity(), shard.shard.engine.load(digest)]
+    for future in asked:
+        future.cancel()
+
+    assert [future.result(timeout=30) is None for future in asked] == [False, True]
+    assert not shard.shard.engine.stopped.done()
+    shard.cancel(1)
+    shard.wait(1)
+
+
 def test_rows_of_a_listener_that_leaves_are_ended(shard: Listener) -> None:
     other = Listener(shard.shard)
     other.admit(endless(1), endless(2))

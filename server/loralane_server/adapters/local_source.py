@@ -21,7 +21,7 @@ from loralane_server.adapters.located import (
     parse_shards,
 )
 from loralane_server.adapters.spec import CONFIG_FILE, MAX_CONFIG_BYTES
-from loralane_server.errors import AdapterCorrupt, AdapterNotFound, InvalidRequest
+from loralane_server.errors import AdapterCorrupt, AdapterNotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class LocalPlace:
     roots: tuple[Path, ...] = ()
 
     def file(self, name: str) -> Path:
-        """The path of one of its files; raises `InvalidRequest` if it leads out of the roots."""
+        """The path of one of its files; raises `AdapterNotFound` if it leads out of the roots."""
         path = Path(os.path.realpath(self.folder / name))
         if self.roots and not any(root in path.parents for root in self.roots):
-            raise InvalidRequest(f"{name} leads out of the --adapter-root through a link")
+            raise AdapterNotFound(f"{name} leads out of the --adapter-root through a link")
         return path
 
     def has(self, name: str) -> bool:
@@ -84,7 +84,7 @@ class LocalSource:
             AdapterNotFound: the folder or a file is missing; the message says which.
             AdapterIncompatible: its weights are in a format that is not read.
             AdapterCorrupt: not the format that it claims to be.
-            InvalidRequest: a link leads out of the roots.
+            AdapterNotFound: a link leads out of the roots.
         """
         if not place.folder.is_dir():
             raise AdapterNotFound(f"the folder of adapter {reference!a} is missing")

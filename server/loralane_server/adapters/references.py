@@ -35,7 +35,10 @@ class HubPlace:
 
 
 def check_reference(reference: str) -> None:
-    """Raise `InvalidRequest` for what can be neither a path below a root nor a hub id."""
+    """Raise for what can be neither a path below a root nor a hub id.
+
+    `AdapterNotFound` for a path that could lead out of the roots, else `InvalidRequest`.
+    """
     if not reference.strip() or reference != reference.strip():
         raise _invalid(reference, "is empty or has blanks around it")
     if len(reference) > MAX_LENGTH:
@@ -45,18 +48,18 @@ def check_reference(reference: str) -> None:
     if "://" in reference or "\\" in reference or reference.startswith("~"):
         raise _invalid(reference, "is a URL or no plain path")
     if not {".", ".."}.isdisjoint(reference.split("/")):
-        raise _invalid(reference, "walks through . or ..")
+        raise _out_of_reach(reference, "walks through . or ..")
 
 
 def path_below(reference: str, roots: tuple[Path, ...]) -> Path:
     """The folder that an absolute path names, if it lies below a root as it is written.
 
     Raises:
-        InvalidRequest: it does not; symbolic links are for the caller to check.
+        AdapterNotFound: it does not; symbolic links are for the caller to check.
     """
     path = Path(os.path.normpath(reference))
     if not any(root in path.parents for root in roots):
-        raise _invalid(reference, "is not below an --adapter-root")
+        raise _out_of_reach(reference, "is not below an --adapter-root")
     return path
 
 
@@ -87,6 +90,11 @@ def parse_hub_id(reference: str) -> HubPlace:
 
 def _invalid(reference: str, why: str) -> InvalidRequest:
     return InvalidRequest(f"adapter {_show(reference)} {why}")
+
+
+def _out_of_reach(reference: str, why: str) -> AdapterNotFound:
+    """The same answer whether something is there or not."""
+    return AdapterNotFound(f"adapter {_show(reference)} {why}")
 
 
 def _show(reference: str) -> str:

@@ -16,7 +16,7 @@ from loralane_server.adapters.references import (
     parse_hub_id,
     path_below,
 )
-from loralane_server.errors import InvalidRequest
+from loralane_server.errors import AdapterNotFound
 
 __all__ = ["HubSource", "LocalPlace", "LocalSource", "Located", "Place", "Sources"]
 
@@ -58,7 +58,7 @@ class Sources:
 
         Raises:
             InvalidRequest: nothing that may be named; no file and no network was touched.
-            AdapterNotFound: a single word that is neither an alias nor a folder.
+            AdapterNotFound: neither an alias nor a folder, or a path that leads out of the roots.
         """
         known = self._aliases.get(reference)
         if known is not None:
@@ -80,7 +80,7 @@ class Sources:
     def _below_roots(self, folder: Path, reference: str) -> Place:
         resolved = Path(os.path.realpath(folder))
         if not any(root in resolved.parents for root in self._roots):
-            raise InvalidRequest(f"adapter {reference!a} leads out of the --adapter-root")
+            raise AdapterNotFound(f"adapter {reference!a} leads out of the --adapter-root")
         return Place(LocalPlace(resolved, self._roots))
 
 
