@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
+from loralane_server.device.memory import mapped
 from loralane_server.device.seam import GROUPS, BatchT, Device, LayerWeights, Linear
 from loralane_server.errors import ModelUnsupported
 from loralane_server.model.decoder import Decoder
@@ -51,8 +52,7 @@ class Checkpoint:
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Read one tensor and cast it. Raises `ModelUnsupported` if it is missing or misshapen."""
-        tensor = self._open(name, shape)
-        return tensor.to(dtype, copy=True)
+        return mapped(shape, dtype).copy_(self._open(name, shape))
 
     def read_into(self, out: Tensor, name: str) -> None:
         """Read one tensor into `out`, which has its shape and the wanted dtype."""
@@ -145,8 +145,8 @@ def _read_group(
     """Read linears that share an input as one weight [sum of outs, in] and one bias."""
     shapes = spec.linears()
     outs = [shapes[module][0] for module in modules]
-    weight = torch.empty(sum(outs), shapes[modules[0]][1], dtype=dtype)
-    bias = torch.empty(sum(outs), dtype=dtype) if _has_bias(spec, modules[0]) else None
+    weight = mapped((sum(outs), shapes[modules[0]][1]), dtype)
+    bias = mapped((sum(outs),), dtype) if _has_bias(spec, modules[0]) else None
     for module, rows in _parts(modules, outs):
         name = f"{prefix}.{'self_attn' if module in _ATTENTION else 'mlp'}.{module}"
         checkpoint.read_into(weight[rows], f"{name}.weight")
