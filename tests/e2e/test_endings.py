@@ -183,5 +183,5 @@ def test_a_shard_that_cannot_start_says_why_and_ends_serve_with_1(world: World):
     status = command.wait()
 
     assert status == 1
-    assert "neither a folder nor a model" in command.output
+    assert "there is no folder" in command.output
     assert "the shard ended with status 1" in command.output

@@ -12,7 +12,6 @@ from loralane_server.errors import (
     AdapterError,
     AdapterIncompatible,
     AdapterNotFound,
-    InvalidRequest,
     SourceUnavailable,
 )
 from peft import LoraConfig, get_peft_model
@@ -275,7 +274,7 @@ def test_an_error_is_not_remembered(store: AdapterStore, tmp_path: Path) -> None
 
 
 def test_a_name_that_is_refused_is_an_error_of_the_future(store: AdapterStore) -> None:
-    assert isinstance(store.resolve("../x").exception(), InvalidRequest)
+    assert isinstance(store.resolve("../x").exception(), AdapterNotFound)
 
 
 def test_a_callback_that_fails_fails_its_load_only(store: AdapterStore, tmp_path: Path) -> None:
