@@ -101,9 +101,10 @@ async def test_streams_never_carry_half_a_character(http, served: Served, world:
     seeds = range(24)
     async with grpc.aio.insecure_channel(served.grpc) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
-        answers = await asyncio.gather(*(sampled_by_grpc(stub, seed) for seed in seeds))
+        # One at a time: in other company a draw next to a boundary may round to the other side.
+        answers = [await sampled_by_grpc(stub, seed) for seed in seeds]
     request = {"model": "a", "temperature": 1.5, "max_tokens": 96}
-    streams = await asyncio.gather(*(pieces(http, **request, seed=seed) for seed in seeds))
+    streams = [await pieces(http, **request, seed=seed) for seed in seeds]
 
     expected = [world.decode(tokens) for _, tokens in answers]
     assert [text for text, _ in answers] == expected
