@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = _config(args)
     except ValueError as exc:
-        print(f"loralane: {exc}", file=sys.stderr)  # noqa: T201
+        print(f"loralane: {exc}", file=sys.stderr)  # noqa: T201 - a command's last word
         return 2
     _set_up_logs(config.log_format)
     try:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = exc.message
     except MemoryError as exc:
         message = f"{exc}; lower --lanes, --kv-memory or --max-rows"
-    print(f"loralane: {message}", file=sys.stderr)  # noqa: T201
+    print(f"loralane: {message}", file=sys.stderr)  # noqa: T201 - a command's last word
     return 1
 
 
@@ -105,7 +105,7 @@ def _check(config: ShardConfig, reference: str, token: str | None) -> int:
         "targets": len(index.targets),
         "modules": list(index.modules),
     }
-    print(json.dumps(facts, indent=2))  # noqa: T201
+    print(json.dumps(facts, indent=2))  # noqa: T201 - the answer of `check`
     return 0
 
 

@@ -58,10 +58,6 @@ class Checkpoint:
         """Read one tensor into `out`, which has its shape and the wanted dtype."""
         out.copy_(self._open(name, tuple(out.shape)))
 
-    def has(self, name: str) -> bool:
-        """Tell whether the checkpoint holds a tensor of this name."""
-        return name in self._file_of
-
     def refuse_unread(self, ignored: tuple[str, ...]) -> None:
         """Raise if a tensor was never read: the model has a part that would be left out."""
         left = sorted(n for n in self._unread if not n.endswith(ignored))
