@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.cpu import CpuBatch, CpuDevice
-from loralane_server.device.seam import Sampling, Span, StepInput, StepOutput
+from loralane_server.device.seam import Sampling, Span, StepInput, StepOutput, TargetTensors
 from loralane_server.model.decoder import Decoder
 from loralane_server.model.spec import ModelSpec, read_model_spec
 from loralane_server.model.weights import load_decoder
@@ -100,14 +100,14 @@ def _fill_lanes(device: CpuDevice, spec: ModelSpec, dtype: torch.dtype) -> list[
         first += len(pages)
         given.append(pages)
         targets = {
-            module: (
+            module: TargetTensors(
                 torch.randn(rank, inside, dtype=dtype) * inside**-0.5,
                 torch.randn(rank, outside, dtype=dtype) * 0.1,
             )
             for module, (outside, inside) in spec.linears().items()
         }
         for layer in range(spec.layers):
-            device.write_lanes(layer, pages, targets)
+            device.write_lanes(layer, pages, targets, {})
     return given
 
 

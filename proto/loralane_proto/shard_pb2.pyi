@@ -247,6 +247,9 @@ class Adapter(google.protobuf.message.Message):
     PINNED_FIELD_NUMBER: builtins.int
     LOAD_MS_FIELD_NUMBER: builtins.int
     LAST_USED_FIELD_NUMBER: builtins.int
+    LOAD_TIMES_FIELD_NUMBER: builtins.int
+    TTL_S_FIELD_NUMBER: builtins.int
+    HOST_BYTES_FIELD_NUMBER: builtins.int
     digest: builtins.str
     reference: builtins.str
     """what it was first named"""
@@ -266,9 +269,17 @@ class Adapter(google.protobuf.message.Message):
     """its last load: first byte read to last lane written; 0 if never"""
     last_used: builtins.float
     """unix seconds; 0 if never"""
+    ttl_s: builtins.float
+    """forgotten when unused for so long; 0 = never"""
+    host_bytes: builtins.int
+    """of it in the host cache"""
     @property
     def modules(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """"q_proj", ..."""
+
+    @property
+    def load_times(self) -> global___LoadTimes:
+        """what load_ms was spent on"""
 
     def __init__(
         self,
@@ -285,10 +296,48 @@ class Adapter(google.protobuf.message.Message):
         pinned: builtins.bool = ...,
         load_ms: builtins.float = ...,
         last_used: builtins.float = ...,
+        load_times: global___LoadTimes | None = ...,
+        ttl_s: builtins.float = ...,
+        host_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "digest", b"digest", "lanes", b"lanes", "last_used", b"last_used", "load_ms", b"load_ms", "modules", b"modules", "pinned", b"pinned", "rank", b"rank", "reference", b"reference", "rows", b"rows", "targets", b"targets", "tier", b"tier"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["load_times", b"load_times"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "digest", b"digest", "host_bytes", b"host_bytes", "lanes", b"lanes", "last_used", b"last_used", "load_ms", b"load_ms", "load_times", b"load_times", "modules", b"modules", "pinned", b"pinned", "rank", b"rank", "reference", b"reference", "rows", b"rows", "targets", b"targets", "tier", b"tier", "ttl_s", b"ttl_s"]) -> None: ...
 
 global___Adapter = Adapter
+
+@typing.final
+class LoadTimes(google.protobuf.message.Message):
+    """Milliseconds of one load, summed over its layers. Reading and writing overlap."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPEN_MS_FIELD_NUMBER: builtins.int
+    READ_MS_FIELD_NUMBER: builtins.int
+    CAST_MS_FIELD_NUMBER: builtins.int
+    WRITE_MS_FIELD_NUMBER: builtins.int
+    WAIT_MS_FIELD_NUMBER: builtins.int
+    open_ms: builtins.float
+    """until its files are open; on the hub this is the download"""
+    read_ms: builtins.float
+    """bytes from files"""
+    cast_ms: builtins.float
+    """scaled, checked, in the shard's dtype"""
+    write_ms: builtins.float
+    """into lanes"""
+    wait_ms: builtins.float
+    """ready layers that waited for the step under way"""
+    def __init__(
+        self,
+        *,
+        open_ms: builtins.float = ...,
+        read_ms: builtins.float = ...,
+        cast_ms: builtins.float = ...,
+        write_ms: builtins.float = ...,
+        wait_ms: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cast_ms", b"cast_ms", "open_ms", b"open_ms", "read_ms", b"read_ms", "wait_ms", b"wait_ms", "write_ms", b"write_ms"]) -> None: ...
+
+global___LoadTimes = LoadTimes
 
 @typing.final
 class ResolveAdapterRequest(google.protobuf.message.Message):
@@ -296,31 +345,146 @@ class ResolveAdapterRequest(google.protobuf.message.Message):
 
     REFERENCE_FIELD_NUMBER: builtins.int
     TOKEN_FIELD_NUMBER: builtins.int
+    MERGE_FIELD_NUMBER: builtins.int
     reference: builtins.str
     token: builtins.str
     """hub token of this caller; never stored, never logged"""
+    @property
+    def merge(self) -> global___Merge:
+        """instead of a reference"""
+
     def __init__(
         self,
         *,
         reference: builtins.str = ...,
         token: builtins.str = ...,
+        merge: global___Merge | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reference", b"reference", "token", b"token"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["merge", b"merge"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["merge", b"merge", "reference", b"reference", "token", b"token"]) -> None: ...
 
 global___ResolveAdapterRequest = ResolveAdapterRequest
+
+@typing.final
+class Merge(google.protobuf.message.Message):
+    """Several adapters as one; what the sum means is `strategy`."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: builtins.int
+    STRATEGY_FIELD_NUMBER: builtins.int
+    DENSITY_FIELD_NUMBER: builtins.int
+    MAJORITY_SIGN_FIELD_NUMBER: builtins.int
+    strategy: builtins.str
+    """linear, ties, dare_linear, dare_ties: as PEFT; cat: the plain sum"""
+    density: builtins.float
+    """share of values that ties and dare keep, 0 < density <= 1"""
+    majority_sign: builtins.str
+    """ties: "total" or "frequency" """
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MergeMember]: ...
+    def __init__(
+        self,
+        *,
+        members: collections.abc.Iterable[global___MergeMember] | None = ...,
+        strategy: builtins.str = ...,
+        density: builtins.float = ...,
+        majority_sign: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["density", b"density", "majority_sign", b"majority_sign", "members", b"members", "strategy", b"strategy"]) -> None: ...
+
+global___Merge = Merge
+
+@typing.final
+class MergeMember(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REFERENCE_FIELD_NUMBER: builtins.int
+    WEIGHT_FIELD_NUMBER: builtins.int
+    reference: builtins.str
+    weight: builtins.float
+    def __init__(
+        self,
+        *,
+        reference: builtins.str = ...,
+        weight: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reference", b"reference", "weight", b"weight"]) -> None: ...
+
+global___MergeMember = MergeMember
+
+@typing.final
+class ValidateAdapterRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REFERENCE_FIELD_NUMBER: builtins.int
+    TOKEN_FIELD_NUMBER: builtins.int
+    TENSORS_FIELD_NUMBER: builtins.int
+    reference: builtins.str
+    token: builtins.str
+    """as in ResolveAdapterRequest"""
+    tensors: builtins.bool
+    """also read every tensor: finds what is not finite"""
+    def __init__(
+        self,
+        *,
+        reference: builtins.str = ...,
+        token: builtins.str = ...,
+        tensors: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reference", b"reference", "tensors", b"tensors", "token", b"token"]) -> None: ...
+
+global___ValidateAdapterRequest = ValidateAdapterRequest
+
+@typing.final
+class ValidateAdapterReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    NOTES_FIELD_NUMBER: builtins.int
+    @property
+    def adapter(self) -> global___Adapter:
+        """where it can be served"""
+
+    @property
+    def error(self) -> global___Error:
+        """else why not"""
+
+    @property
+    def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """oddities that do not change how it is served"""
+
+    def __init__(
+        self,
+        *,
+        adapter: global___Adapter | None = ...,
+        error: global___Error | None = ...,
+        notes: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter", "error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "error", b"error", "notes", b"notes"]) -> None: ...
+
+global___ValidateAdapterReply = ValidateAdapterReply
 
 @typing.final
 class LoadAdapterRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: builtins.int
+    TTL_S_FIELD_NUMBER: builtins.int
     digest: builtins.str
+    ttl_s: builtins.float
+    """sets Adapter.ttl_s; absent = leave it as it is"""
     def __init__(
         self,
         *,
         digest: builtins.str = ...,
+        ttl_s: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_ttl_s", b"_ttl_s", "ttl_s", b"ttl_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_ttl_s", b"_ttl_s", "digest", b"digest", "ttl_s", b"ttl_s"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_ttl_s", b"_ttl_s"]) -> typing.Literal["ttl_s"] | None: ...
 
 global___LoadAdapterRequest = LoadAdapterRequest
 
@@ -379,25 +543,41 @@ global___PinAdapterRequest = PinAdapterRequest
 class ListAdaptersRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    LIMIT_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    limit: builtins.int
+    """0 = all"""
+    after: builtins.str
+    """digest that ended the page before; "" = from the start"""
     def __init__(
         self,
+        *,
+        limit: builtins.int = ...,
+        after: builtins.str = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "limit", b"limit"]) -> None: ...
 
 global___ListAdaptersRequest = ListAdaptersRequest
 
 @typing.final
 class ListAdaptersReply(google.protobuf.message.Message):
+    """In the order of their digests."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ADAPTERS_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    total: builtins.int
+    """adapters that the shard knows"""
     @property
     def adapters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Adapter]: ...
     def __init__(
         self,
         *,
         adapters: collections.abc.Iterable[global___Adapter] | None = ...,
+        total: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapters", b"adapters"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "total", b"total"]) -> None: ...
 
 global___ListAdaptersReply = ListAdaptersReply
 
@@ -409,19 +589,25 @@ class RunRequest(google.protobuf.message.Message):
 
     ADMIT_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
+    PREFETCH_FIELD_NUMBER: builtins.int
     @property
     def admit(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Admission]: ...
     @property
     def cancel(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """request ids"""
 
+    @property
+    def prefetch(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """digests that waiting requests need: read them to the host"""
+
     def __init__(
         self,
         *,
         admit: collections.abc.Iterable[global___Admission] | None = ...,
         cancel: collections.abc.Iterable[builtins.int] | None = ...,
+        prefetch: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["admit", b"admit", "cancel", b"cancel"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["admit", b"admit", "cancel", b"cancel", "prefetch", b"prefetch"]) -> None: ...
 
 global___RunRequest = RunRequest
 

@@ -50,6 +50,11 @@ class ShardStub(object):
                 request_serializer=loralane__proto_dot_shard__pb2.ResolveAdapterRequest.SerializeToString,
                 response_deserializer=loralane__proto_dot_shard__pb2.Adapter.FromString,
                 _registered_method=True)
+        self.ValidateAdapter = channel.unary_unary(
+                '/loralane.shard.v1.Shard/ValidateAdapter',
+                request_serializer=loralane__proto_dot_shard__pb2.ValidateAdapterRequest.SerializeToString,
+                response_deserializer=loralane__proto_dot_shard__pb2.ValidateAdapterReply.FromString,
+                _registered_method=True)
         self.LoadAdapter = channel.unary_unary(
                 '/loralane.shard.v1.Shard/LoadAdapter',
                 request_serializer=loralane__proto_dot_shard__pb2.LoadAdapterRequest.SerializeToString,
@@ -97,6 +102,13 @@ class ShardServicer(object):
 
     def ResolveAdapter(self, request, context):
         """From a reference to an identity. Reads headers only, never a tensor byte.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ValidateAdapter(self, request, context):
+        """A dry run: what an adapter is and whether it can be served. Nothing is remembered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,6 +165,11 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.ResolveAdapter,
                     request_deserializer=loralane__proto_dot_shard__pb2.ResolveAdapterRequest.FromString,
                     response_serializer=loralane__proto_dot_shard__pb2.Adapter.SerializeToString,
+            ),
+            'ValidateAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.ValidateAdapter,
+                    request_deserializer=loralane__proto_dot_shard__pb2.ValidateAdapterRequest.FromString,
+                    response_serializer=loralane__proto_dot_shard__pb2.ValidateAdapterReply.SerializeToString,
             ),
             'LoadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadAdapter,
@@ -262,6 +279,33 @@ class Shard(object):
             '/loralane.shard.v1.Shard/ResolveAdapter',
             loralane__proto_dot_shard__pb2.ResolveAdapterRequest.SerializeToString,
             loralane__proto_dot_shard__pb2.Adapter.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ValidateAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.shard.v1.Shard/ValidateAdapter',
+            loralane__proto_dot_shard__pb2.ValidateAdapterRequest.SerializeToString,
+            loralane__proto_dot_shard__pb2.ValidateAdapterReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,12 @@ class ShardStub:
     ]
     """From a reference to an identity. Reads headers only, never a tensor byte."""
 
+    ValidateAdapter: grpc.UnaryUnaryMultiCallable[
+        loralane_proto.shard_pb2.ValidateAdapterRequest,
+        loralane_proto.shard_pb2.ValidateAdapterReply,
+    ]
+    """A dry run: what an adapter is and whether it can be served. Nothing is remembered."""
+
     LoadAdapter: grpc.UnaryUnaryMultiCallable[
         loralane_proto.shard_pb2.LoadAdapterRequest,
         loralane_proto.shard_pb2.Adapter,
@@ -88,6 +94,12 @@ class ShardAsyncStub:
         loralane_proto.shard_pb2.Adapter,
     ]
     """From a reference to an identity. Reads headers only, never a tensor byte."""
+
+    ValidateAdapter: grpc.aio.UnaryUnaryMultiCallable[
+        loralane_proto.shard_pb2.ValidateAdapterRequest,
+        loralane_proto.shard_pb2.ValidateAdapterReply,
+    ]
+    """A dry run: what an adapter is and whether it can be served. Nothing is remembered."""
 
     LoadAdapter: grpc.aio.UnaryUnaryMultiCallable[
         loralane_proto.shard_pb2.LoadAdapterRequest,
@@ -144,6 +156,14 @@ class ShardServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[loralane_proto.shard_pb2.Adapter, collections.abc.Awaitable[loralane_proto.shard_pb2.Adapter]]:
         """From a reference to an identity. Reads headers only, never a tensor byte."""
+
+    @abc.abstractmethod
+    def ValidateAdapter(
+        self,
+        request: loralane_proto.shard_pb2.ValidateAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[loralane_proto.shard_pb2.ValidateAdapterReply, collections.abc.Awaitable[loralane_proto.shard_pb2.ValidateAdapterReply]]:
+        """A dry run: what an adapter is and whether it can be served. Nothing is remembered."""
 
     @abc.abstractmethod
     def LoadAdapter(

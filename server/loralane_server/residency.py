@@ -120,7 +120,7 @@ class ResidencyManager:
                 self._finish(load)
             else:
                 tenant = self._tenant(load.digest)
-                self._write_lanes(layer.layer, tenant.pages, layer.targets)
+                self._write_lanes(layer.layer, tenant.pages, layer.targets, layer.tables)
                 written += layer.nbytes
 
     def take_changes(self) -> tuple[Residency, ...]:

@@ -114,6 +114,17 @@ class ShardService(pb_grpc.ShardServicer):
         index = await asyncio.wrap_future(future)
         return self._describe(index, await self._tenants())
 
+    async def ValidateAdapter(  # noqa: N802
+        self, request: pb.ValidateAdapterRequest, context: Any
+    ) -> pb.ValidateAdapterReply:
+        """Say what an adapter is and whether it can be served."""
+        try:
+            future = self._store.resolve(request.reference, request.token or None)
+            index = await asyncio.wrap_future(future)
+        except ShardError as error:
+            return pb.ValidateAdapterReply(error=error.to_proto())
+        return pb.ValidateAdapterReply(adapter=self._describe(index, await self._tenants()))
+
     @typed_errors
     async def LoadAdapter(  # noqa: N802
         self, request: pb.LoadAdapterRequest, context: Any

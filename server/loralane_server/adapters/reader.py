@@ -4,7 +4,7 @@ Masks multiply, and 0 x NaN would poison every row of a batch, so nothing that i
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from math import isfinite, prod
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor
 from loralane_server.adapters.files import Reads, opened, read_into
 from loralane_server.adapters.headers import TensorRef
 from loralane_server.adapters.index import AdapterIndex, Target
+from loralane_server.device.seam import ENDS, TableRows, TargetTensors
 from loralane_server.errors import AdapterCorrupt
 
 _STORED: Final = {
@@ -32,13 +33,15 @@ _STORED: Final = {
 class LayerTensors:
     """One layer of one adapter, ready for the lanes: CPU tensors in the shard's dtype.
 
-    targets: module -> (A [rank, in], B [rank, out]), contiguous, the scale folded into B. Nobody
-    may write to them.
+    By module name; contiguous; nobody may write to them.
     """
 
+    #: `ENDS` for the embedding and the head.
     layer: int
-    targets: dict[str, tuple[Tensor, Tensor]]
+    targets: dict[str, TargetTensors]
     nbytes: int
+    #: Of the `ENDS` only.
+    tables: dict[str, TableRows] = field(default_factory=dict)
 
 
 class Reader:
@@ -59,16 +62,16 @@ class Reader:
             AdapterCorrupt: truncated, changed since it was resolved, or not finite.
             AdapterNotFound, SourceUnavailable: as `open_file` and the disk.
         """
-        targets_here = index.layer(layer)
+        targets_here = () if layer == ENDS else index.layer(layer)
         stored = self._read(targets_here, open_file)
-        targets: dict[str, tuple[Tensor, Tensor]] = {}
+        targets: dict[str, TargetTensors] = {}
         for target in targets_here:
             b = stored[target.b.name].to(torch.float32).mul(target.scale).T
-            targets[target.module] = (
+            targets[target.module] = TargetTensors(
                 self._served(stored[target.a.name], target.a),
                 self._served(b, target.b),
             )
-        nbytes = sum(half.nbytes for pair in targets.values() for half in pair)
+        nbytes = sum(target.nbytes for target in targets.values())
         return LayerTensors(layer, targets, nbytes)
 
     def _read(

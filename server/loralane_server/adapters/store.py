@@ -30,6 +30,7 @@ from loralane_server.adapters.located import Located
 from loralane_server.adapters.reader import LayerTensors, Reader
 from loralane_server.adapters.sources import Place, Sources
 from loralane_server.adapters.spec import MAX_RANK, BaseShape, parse_spec
+from loralane_server.device.seam import ENDS
 from loralane_server.device.threads import use_threads
 from loralane_server.errors import (
     AdapterIncompatible,
@@ -154,8 +155,8 @@ class AdapterStore:
     def load(self, digest: str, on_layer: Callable[[LayerTensors], None]) -> "Future[None]":
         """Hand every layer of the base to `on_layer`, ascending, from a worker thread.
 
-        Layers without targets come too, empty. Who asks while a load of this adapter is under way
-        gets that load's future, and its own `on_layer` is not called.
+        The `ENDS` come first. Layers without targets come too, empty. Who asks while a load of
+        this adapter is under way gets that load's future, and its own `on_layer` is not called.
 
         Raises:
             AdapterNotFound: the digest was never resolved.
@@ -184,7 +185,7 @@ class AdapterStore:
     def tier(self, digest: str) -> Tier:
         """Where all of the adapter is, fastest first; raises `AdapterNotFound` as `index`."""
         entry = self._entry(digest)
-        if self._cache.layers_of(digest) == self._base.layers:
+        if self._cache.layers_of(digest) == self._base.layers + 1:
             return "host"
         return "disk" if entry.located.is_on_disk() else "remote"
 
@@ -260,7 +261,7 @@ class AdapterStore:
         return entry
 
     def _load(self, entry: _Entry, on_layer: Callable[[LayerTensors], None]) -> None:
-        for layer in range(self._base.layers):
+        for layer in (ENDS, *range(self._base.layers)):
             tensors = self._cache.get(entry.index.digest, layer)
             if tensors is None:
                 tensors = self._reader.read_layer(entry.index, entry.located.open_file, layer)

@@ -11,7 +11,15 @@ from torch.nn import functional as F
 from loralane_server import sampling
 from loralane_server.device.cpu_attention import AttentionPlan, CpuAttention, plan_attention
 from loralane_server.device.cpu_lanes import CpuLanes, LaneBlock, plan_lanes
-from loralane_server.device.seam import Linear, Sampling, StepInput, StepOutput
+from loralane_server.device.seam import (
+    ENDS,
+    Linear,
+    Sampling,
+    StepInput,
+    StepOutput,
+    TableRows,
+    TargetTensors,
+)
 from loralane_server.model.spec import ModelSpec
 
 #: oneDNN picks a weight layout for about this many tokens; measured best from 1 to 256.
@@ -117,10 +125,12 @@ class CpuDevice:
         self,
         layer: int,
         lane_pages: Sequence[int],
-        targets: Mapping[str, tuple[Tensor, Tensor]],
+        targets: Mapping[str, TargetTensors],
+        tables: Mapping[str, TableRows],
     ) -> None:
         """See `Device.write_lanes`."""
-        self._lanes.write(layer, lane_pages, targets)
+        if layer != ENDS:
+            self._lanes.write(layer, lane_pages, targets)
 
     def samples_of(self, x: Tensor, batch: CpuBatch) -> Tensor:
         """See `Device.samples_of`."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from loralane_server.adapters.lanes import add_lanes
 from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.memory import lazy_zeros
-from loralane_server.device.seam import GROUPS, Span
+from loralane_server.device.seam import GROUPS, Span, TargetTensors
 
 #: Small products are computed in float32, the lanes cast on the way: in bfloat16 each has a fixed
 #: cost that is more than that of the whole, and rounds once more (bench/README.md). Small is fewer
@@ -106,15 +106,16 @@ class CpuLanes:
         self,
         layer: int,
         lane_pages: Sequence[int],
-        targets: Mapping[str, tuple[Tensor, Tensor]],
+        targets: Mapping[str, TargetTensors],
     ) -> None:
         """Fill the lane pages of one layer for every target; see `Device.write_lanes`."""
         lanes = _lanes_of(lane_pages)
         for group, modules in GROUPS.items():
             for place, module in enumerate(modules):
-                a_b = targets.get(module)
-                _fill(self._a[layer][group][:, place], lanes, None if a_b is None else a_b[0])
-                _fill(self._b[layer][module], lanes, None if a_b is None else a_b[1])
+                target = targets.get(module)
+                a, b = (None, None) if target is None else (target.a, target.b)
+                _fill(self._a[layer][group][:, place], lanes, a)
+                _fill(self._b[layer][module], lanes, b)
 
     def add(
         self, y: Tensor, x: Tensor, layer: int, group: str, blocks: Sequence[LaneBlock]

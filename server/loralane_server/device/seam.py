@@ -9,6 +9,9 @@ share an input and whose weights a device may fuse.
     gate_up    gate_proj, up_proj         the normed residual stream
     down       down_proj                  the gated activation
 
+Outside the layers, at the `ENDS`, adapters may change two tables [vocab, hidden]: `embed_tokens`
+and `lm_head`.
+
 A device owns the memory behind weights, KV pages and adapter lanes; it decides their layout. All
 calls come from the engine's thread, in order.
 """
@@ -29,6 +32,42 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
+
+#: In place of a layer's number: the embedding and the head.
+ENDS: Final = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetTensors:
+    """What one adapter does to one linear: y = W x + bias becomes (1 + gain) y + B^T A x + shift.
+
+    A linear: in and out are its features. `embed_tokens`: in is the vocabulary, x one-hot.
+    """
+
+    #: [rank, in]
+    a: Tensor
+    #: [rank, out], the scale folded in.
+    b: Tensor
+    #: [out], or None = zero.
+    gain: Tensor | None = None
+    #: [out], or None = zero.
+    shift: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        parts = (self.a, self.b, self.gain, self.shift)
+        return sum(part.nbytes for part in parts if part is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableRows:
+    """Rows that replace those of a table [vocab, hidden]."""
+
+    #: [n] int64, each once; None = all, in order.
+    ids: Tensor | None
+    #: [n, hidden]
+    rows: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +199,13 @@ class Device(Protocol[BatchT]):
         self,
         layer: int,
         lane_pages: Sequence[int],
-        targets: Mapping[str, tuple[Tensor, Tensor]],
+        targets: Mapping[str, TargetTensors],
+        tables: Mapping[str, TableRows],
     ) -> None:
-        """Fill the lane pages of one layer, for every target of the model, in place.
+        """Fill the lane pages of one layer, or of the `ENDS`, in place; by module name.
 
-        targets: module -> (A [rank, in], B [rank, out], scale folded in). Lanes beyond a target's
-        rank, and targets that the adapter lacks, become zero.
+        Lanes beyond a target's rank, and targets that the adapter lacks, become zero. `tables` is
+        empty but for the `ENDS`; what the pages' earlier owner replaced there is forgotten.
         """
 
     def sample(self, logits: Tensor, batch: BatchT) -> StepOutput:

@@ -42,7 +42,7 @@ def test_a_layer_holds_a_and_the_scaled_transpose_of_b(tmp_path: Path) -> None:
 
     layer = read(folder)
 
-    a, b = layer.targets["q_proj"]
+    a, b = layer.targets["q_proj"].a, layer.targets["q_proj"].b
     assert set(layer.targets) == {"q_proj", "v_proj"}
     assert np.array_equal(a.numpy(), values(A, (4, 64), seed=1))
     assert np.array_equal(b.numpy(), values(B, (64, 4), seed=1).T * np.float32(2.5))
@@ -83,7 +83,8 @@ def test_every_stored_dtype_is_scaled_in_float32(dtype: str, tmp_path: Path) -> 
     write(tmp_path, adapter_files(lora_alpha=12))
     save_file(stored, tmp_path / "adapter_model.safetensors")
 
-    a, b = read(tmp_path, dtype=torch.bfloat16).targets["q_proj"]
+    target = read(tmp_path, dtype=torch.bfloat16).targets["q_proj"]
+    a, b = target.a, target.b
 
     assert torch.equal(a, stored[A].to(torch.float32).to(torch.bfloat16))
     assert torch.equal(b, (stored[B].to(torch.float32) * 3).to(torch.bfloat16).T)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.cpu_lanes import CpuLanes, plan_lanes
-from loralane_server.device.seam import GROUPS, Span
+from loralane_server.device.seam import GROUPS, Span, TargetTensors
 
 HIDDEN, WIDE = 16, 24
 SHAPES = {
@@ -21,13 +21,13 @@ SHAPES = {
     "down_proj": (HIDDEN, WIDE),
 }
 NO_KV = np.empty(0, dtype=np.int32)
-Targets = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+Targets = Mapping[str, TargetTensors]
 
 
 def adapter(rank: int, modules: list[str], seed: int) -> Targets:
     generator = torch.Generator().manual_seed(seed)
     return {
-        m: (
+        m: TargetTensors(
             torch.randn(rank, SHAPES[m][1], generator=generator),
             torch.randn(rank, SHAPES[m][0], generator=generator),
         )
@@ -42,8 +42,7 @@ def expected(x: torch.Tensor, group: str, targets: Targets | None) -> torch.Tens
         if targets is None or module not in targets:
             parts.append(torch.zeros(SHAPES[module][0]))
         else:
-            a, b = targets[module]
-            parts.append(x @ a.T @ b)
+            parts.append(x @ targets[module].a.T @ targets[module].b)
     return torch.cat(parts)
 
 
