@@ -3,13 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loralane_server.adapters.host_cache import HostCache
 from loralane_server.adapters.reader import LayerTensors
+from loralane_server.device.seam import TargetTensors
 
 from tests.server.adapters.samples import FUZZ
 
 
 def layer(number: int, nbytes: int = 10) -> LayerTensors:
     half = torch.zeros(1)
-    return LayerTensors(number, {"q_proj": (half, half)}, nbytes)
+    return LayerTensors(number, {"q_proj": TargetTensors(half, half)}, nbytes)
 
 
 def filled(*digests: str, capacity: int = 40) -> HostCache:

@@ -10,6 +10,7 @@ from huggingface_hub import constants
 from loralane_server.adapters.hub_source import HubSettings
 from loralane_server.adapters.reader import LayerTensors
 from loralane_server.adapters.store import HUB_TTL_S, AdapterStore
+from loralane_server.device.seam import ENDS
 from loralane_server.errors import (
     AdapterCorrupt,
     AdapterForbidden,
@@ -105,8 +106,8 @@ def test_the_first_load_downloads_once_and_later_ones_not_at_all(
     second = load(store, index.digest)
 
     assert hub.sent[WEIGHTS] == heads + len(files[WEIGHTS])
-    assert [layer.layer for layer in first] == [0, 1]
-    assert first[1].targets["q_proj"].a.equal(second[1].targets["q_proj"].a)
+    assert [layer.layer for layer in first] == [ENDS, 0, 1]
+    assert first[-1].targets["q_proj"].a.equal(second[-1].targets["q_proj"].a)
     assert store.bytes_read == 2 * index.bytes
 
 
@@ -284,7 +285,7 @@ def test_a_slow_hub_holds_up_nobody_else(hub: FakeHub, tmp_path: Path) -> None:
     waiting = [store.resolve(f"org/a{n}") for n in range(40)]
 
     digest = store.resolve("mine").result().digest
-    assert len(load(store, digest)) == 2
+    assert len(load(store, digest)) == 3
 
     assert not any(future.done() for future in waiting)
     hub.open.set()
@@ -326,7 +327,7 @@ def test_a_spoilt_file_in_the_cache_is_fetched_again(hub: FakeHub, store: Adapte
     cached = opener(WEIGHTS).resolve()
     cached.write_bytes(cached.read_bytes()[:-4])
 
-    assert len(load(store, index.digest)) == 2
+    assert len(load(store, index.digest)) == 3
 
     assert cached.stat().st_size == len(adapter_files()[WEIGHTS])
 
@@ -342,7 +343,7 @@ def test_offline_mode_serves_what_was_loaded_and_refuses_the_rest_at_once(
     offline()
 
     assert store.resolve("org/a").result().digest == digest
-    assert len(load(store, digest)) == 2
+    assert len(load(store, digest)) == 3
     with pytest.raises(AdapterNotFound, match="offline"):
         store.resolve("org/miss").result()
     assert hub.total() == asked

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from loralane_server.adapters.reader import LayerTensors
 from loralane_server.adapters.store import AdapterStore
+from loralane_server.device.seam import ENDS
 from loralane_server.errors import (
     AdapterCorrupt,
     AdapterError,
@@ -66,7 +67,7 @@ def test_the_first_load_reads_each_byte_once_layer_by_layer(
     store.load(index.digest, lambda _: read_so_far.append(store.bytes_read)).result()
 
     first = sum(ref.end - ref.begin for t in index.layer(0) for ref in (t.a, t.b))
-    assert read_so_far == [first, index.bytes]
+    assert read_so_far == [0, first, index.bytes]
 
 
 def test_a_second_load_comes_from_memory(store: AdapterStore, tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_a_second_load_comes_from_memory(store: AdapterStore, tmp_path: Path) ->
 
     second = load(store, index.digest)
 
-    assert [layer.layer for layer in second] == [0, 1]
+    assert [layer.layer for layer in second] == [ENDS, 0, 1]
     assert all(a is b for a, b in zip(first, second, strict=True))
     assert store.bytes_read == index.bytes
     assert store.host_bytes(index.digest) == sum(layer.nbytes for layer in first)
@@ -87,7 +88,8 @@ def test_every_layer_of_the_base_is_handed_out(store: AdapterStore, tmp_path: Pa
 
     layers = load(store, store.resolve("a").result().digest)
 
-    assert [(layer.layer, list(layer.targets)) for layer in layers] == [(0, []), (1, ["q_proj"])]
+    found = [(layer.layer, list(layer.targets)) for layer in layers]
+    assert found == [(ENDS, []), (0, []), (1, ["q_proj"])]
 
 
 def test_sixty_four_first_loads_at_once_are_one_read(store: AdapterStore, tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_sixty_four_first_loads_at_once_are_one_read(store: AdapterStore, tmp_pa
 
     assert all(other is leader for other in others)
     assert leader.result() is None
-    assert seen == [0, 1]
+    assert seen == [ENDS, 0, 1]
     assert store.bytes_read == store.index(digest).bytes
 
 
@@ -184,7 +186,7 @@ def test_a_folder_that_moved_is_read_at_its_new_place(store: AdapterStore, tmp_p
     after = store.resolve("b").result()
 
     assert after is before
-    assert [layer.layer for layer in load(store, after.digest)] == [0, 1]
+    assert [layer.layer for layer in load(store, after.digest)] == [ENDS, 0, 1]
 
 
 def test_unloading_forgets_an_adapter_until_it_is_resolved_again(
@@ -223,7 +225,7 @@ def test_an_adapter_that_memory_cannot_hold_is_read_every_time(tmp_path: Path) -
     store = store_at(tmp_path, host_cache_bytes=0)
     index = store.resolve("a").result()
 
-    assert len(load(store, index.digest)) == len(load(store, index.digest)) == 2
+    assert len(load(store, index.digest)) == len(load(store, index.digest)) == 3
 
     assert store.bytes_read == 2 * index.bytes
     store.check()
@@ -260,8 +262,8 @@ def test_a_broken_adapter_fails_alone(store: AdapterStore, tmp_path: Path) -> No
     with pytest.raises(AdapterCorrupt, match="not finite"):
         store.load(bad, lambda layer: layers.append(layer.layer)).result()
 
-    assert layers == [0]
-    assert len(load(store, good)) == 2
+    assert layers == [ENDS, 0]
+    assert len(load(store, good)) == 3
 
 
 def test_an_error_is_not_remembered(store: AdapterStore, tmp_path: Path) -> None:
@@ -285,7 +287,7 @@ def test_a_callback_that_fails_fails_its_load_only(store: AdapterStore, tmp_path
         raise RuntimeError("no lanes")
 
     assert isinstance(store.load(digest, broken).exception(), RuntimeError)
-    assert len(load(store, digest)) == 2
+    assert len(load(store, digest)) == 3
 
 
 def test_closing_ends_what_had_not_begun(tmp_path: Path) -> None:
@@ -349,4 +351,4 @@ def test_a_real_peft_adapter_is_served(store: AdapterStore, tmp_path: Path) -> N
 
     assert len(index.targets) == 14
     assert {target.scale for target in index.targets.values()} == {8 / 2}
-    assert len(load(store, index.digest)[0].targets) == 7
+    assert len(load(store, index.digest)[1].targets) == 7
