@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from tests.cases.case import Case
+from tests.cases.complete import complete
 from tests.cases.hub_script import files_of
 from tests.cases.materialise import Adapter
 from tests.cases.oracle import Continuation, Scaling
@@ -84,6 +85,12 @@ class Run:
         if adapter is None:
             return self.server.oracle.base(reply.prompt, reply.max_tokens)
         return self.server.oracle.merged(adapter, scaling, reply.prompt, reply.max_tokens)
+
+    def completed(self, reply: Reply, adapter: Adapter) -> Continuation:
+        """Return the oracle's answer with everything applied that the adapter's files hold."""
+        if reply.prompt is None:
+            raise NotUnderstood(f"the prompt of {reply.name}")
+        return self.server.oracle.completed(adapter, complete, reply.prompt, reply.max_tokens)
 
 
 async def watched(steps: Steps, *, health: bool) -> Run:

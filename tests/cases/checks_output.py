@@ -19,6 +19,12 @@ _TOKENIZER: Final = byte_tokenizer()
 _MERGE: Final = re.compile(
     r"dense_merge(?:\((\w+)\)| of LoRA only| without \w+| of the upcast values)?"
 )
+#: The names that case files have for all that an adapter's files hold, applied.
+_COMPLETE: Final = re.compile(
+    r"dora_reference|full_replacement_reference|merge incl\. replaced \w+|"
+    r"dense_merge plus replaced bias|y = Wx \+ s\*\(B A x \+ b\)|E' = E \+ s\*\(B A\)\^T|"
+    r"head' = E \+ s\*?BA, input embeddings unchanged|rows [\d, ]+ replaced in embeddings"
+)
 
 
 @check("output", "every_output")
@@ -56,6 +62,11 @@ def _expected(value: str, reply: Reply, scope: Scope, scaling: Scaling) -> Conti
     """What the oracle says. Raises NotUnderstood for an output that it cannot compute."""
     if value == "base":
         return scope.run.merged(reply, None)
+    if _COMPLETE.fullmatch(value):
+        whole = scope.run.adapter_of(reply)
+        if whole is None:
+            raise NotUnderstood(f"{value!r} for {reply.name}, which names no adapter")
+        return scope.run.completed(reply, whole)
     found = _MERGE.fullmatch(value)
     if found is None:
         raise NotUnderstood(f"output {value!r}")

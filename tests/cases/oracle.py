@@ -5,7 +5,7 @@ Float64 on float32 weights: its own error is far below every tolerance of a case
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -70,6 +70,19 @@ class Oracle:
             self._merged[key] = self._weights | merge(self._weights, adapter, scaling)
         return self._cached(key, tuple(prompt), count)
 
+    def completed(
+        self,
+        adapter: Adapter,
+        complete: Callable[[Mapping[str, Array], Adapter], Mapping[str, Array]],
+        prompt: Sequence[int],
+        count: int,
+    ) -> Continuation:
+        """Return the continuation with all of an adapter applied by `complete`."""
+        key = (id(adapter), complete)
+        if key not in self._merged:
+            self._merged[key] = complete(self._weights, adapter)
+        return self._cached(key, tuple(prompt), count)
+
     def _continue(self, key: object, prompt: tuple[int, ...], count: int) -> Continuation:
         weights = self._merged[key] if key is not None else self._weights
         ids, rows = list(prompt), []
@@ -94,21 +107,23 @@ def merge(weights: Mapping[str, Array], adapter: Adapter, scaling: Scaling) -> d
         raise NotUnderstood("dense_merge of an adapter without LoRA of the base's linears")
     changed: dict[str, Array] = {}
     for (layer, module), pair in pairs.items():
-        full = _full_name(layer, module)
+        full = full_name(layer, module)
         scale = scale_of(adapter.config, full) if scaling is None else _pick(scaling, full)
         delta = scale * (pair["B"] @ pair["A"])
-        for part, rows in _parts(module, delta):
-            name = f"{_full_name(layer, part)}.weight"
+        for part, rows in parts(module, delta):
+            name = f"{full_name(layer, part)}.weight"
             changed[name] = changed.get(name, weights[name]) + rows
     return changed
 
 
-def _full_name(layer: int, module: str) -> str:
+def full_name(layer: int, module: str) -> str:
+    """Return a linear's name in the base."""
     is_mlp = module in MLP or module == "gate_up_proj"
     return f"model.layers.{layer}.{'mlp' if is_mlp else 'self_attn'}.{module}"
 
 
-def _parts(module: str, delta: Array) -> list[tuple[str, Array]]:
+def parts(module: str, delta: Array) -> list[tuple[str, Array]]:
+    """Split a fused linear's rows among the linears that it stands for."""
     names = _FUSED.get(module, (module,))
     ends = np.cumsum([SHAPES[name][0] for name in names])[:-1]
     return list(zip(names, np.split(delta, ends), strict=True))
@@ -159,7 +174,7 @@ def _norm(x: Array, weight: Array) -> Array:
 
 def _attention(own: Mapping[str, Array], x: Array) -> Array:
     def heads(module: str, count: int) -> Array:  # [heads, tokens, head_dim]
-        y = x @ own[f"self_attn.{module}.weight"].T
+        y = _linear(own, f"self_attn.{module}", x)
         return np.asarray(y.reshape(len(x), count, tiny.HEAD_DIM).transpose(1, 0, 2))
 
     groups = tiny.HEADS // tiny.KV_HEADS
@@ -169,9 +184,7 @@ def _attention(own: Mapping[str, Array], x: Array) -> Array:
     scores = q @ k.transpose(0, 2, 1) / math.sqrt(tiny.HEAD_DIM)
     scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
     mixed = np.exp(_log_softmax(scores)) @ v
-    return np.asarray(
-        mixed.transpose(1, 0, 2).reshape(len(x), -1) @ own["self_attn.o_proj.weight"].T
-    )
+    return _linear(own, "self_attn.o_proj", mixed.transpose(1, 0, 2).reshape(len(x), -1))
 
 
 def scripted_head(
@@ -203,9 +216,13 @@ def _rotated(x: Array) -> Array:
 
 
 def _mlp(own: Mapping[str, Array], x: Array) -> Array:
-    gate = x @ own["mlp.gate_proj.weight"].T
-    up = x @ own["mlp.up_proj.weight"].T
-    return np.asarray((gate / (1 + np.exp(-gate)) * up) @ own["mlp.down_proj.weight"].T)
+    gate, up = _linear(own, "mlp.gate_proj", x), _linear(own, "mlp.up_proj", x)
+    return _linear(own, "mlp.down_proj", gate / (1 + np.exp(-gate)) * up)
+
+
+def _linear(own: Mapping[str, Array], name: str, x: Array) -> Array:
+    y = x @ own[f"{name}.weight"].T
+    return np.asarray(y + own[f"{name}.bias"] if f"{name}.bias" in own else y)
 
 
 def _log_softmax(x: Array) -> Array:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.cases import base as tiny
 from tests.cases import runner as registers_the_checks
 from tests.cases.case import Case, read_cases
+from tests.cases.complete import complete
 from tests.cases.expect import Scope, failures
 from tests.cases.materialise import Adapter, default_adapter, read_adapter
 from tests.cases.oracle import Oracle, scripted_head
@@ -22,6 +24,7 @@ from tests.cases.wire import encode
 
 PROMPT = encode("hello world")
 COUNT = 24
+DEV_CASES = Path(__file__).with_name("cases.dev.jsonl")
 
 
 def reply(status: int = 200, body: object = None, **more: Any) -> Reply:
@@ -56,7 +59,8 @@ def peft_tokens(folder: Path, adapter: Adapter | None) -> list[int]:
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     if adapter is not None:
         adapter.write(folder / "adapter")
-        model = PeftModel.from_pretrained(model, folder / "adapter")
+        with warnings.catch_warnings(action="ignore"):  # a bias for a linear without; no v_proj
+            model = PeftModel.from_pretrained(model, folder / "adapter")
     ids = torch.tensor([PROMPT])
     out = model.generate(
         input_ids=ids,
@@ -85,6 +89,30 @@ def test_the_oracle_agrees_with_transformers_and_peft(
         found = oracle.merged(adapter, None, PROMPT, COUNT)
 
     assert list(found.ids) == peft_tokens(tmp_path, adapter)
+
+
+@pytest.mark.parametrize(
+    "case_id",
+    [
+        "math-dora",
+        "math-lora-bias",
+        "math-embedding-lora",
+        "math-tied-lm-head",
+        "load-token-adapter",
+    ],
+)
+def test_the_whole_of_an_adapter_is_what_peft_makes_of_it(tmp_path: Path, case_id: str) -> None:
+    (found,) = (c for c in read_cases(DEV_CASES) if c.id == case_id)
+    adapter, tied = found.named("a"), found.setup["base"] == "tiny-llama-tied"
+    base = tiny.Base(tied=tied)
+    weights = tiny.random_weights(base)
+    tiny.write_base(base, weights, tmp_path / "model")
+    oracle = Oracle(weights, tied=tied, stops=())
+
+    whole = oracle.completed(adapter, complete, PROMPT, COUNT)
+
+    assert list(whole.ids) == peft_tokens(tmp_path, adapter)
+    assert whole.ids != oracle.base(PROMPT, COUNT).ids
 
 
 def test_a_wrong_scale_is_another_answer() -> None:
