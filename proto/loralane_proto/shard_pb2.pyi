@@ -545,17 +545,23 @@ class ListAdaptersRequest(google.protobuf.message.Message):
 
     LIMIT_FIELD_NUMBER: builtins.int
     AFTER_FIELD_NUMBER: builtins.int
+    DIGESTS_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """0 = all"""
     after: builtins.str
     """digest that ended the page before; "" = from the start"""
+    @property
+    def digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """only these, as far as they are known; no paging then"""
+
     def __init__(
         self,
         *,
         limit: builtins.int = ...,
         after: builtins.str = ...,
+        digests: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["after", b"after", "limit", b"limit"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "digests", b"digests", "limit", b"limit"]) -> None: ...
 
 global___ListAdaptersRequest = ListAdaptersRequest
 
