@@ -12,10 +12,11 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import httpx
@@ -144,13 +145,13 @@ def _save_bad(world: World) -> None:
 class Command:
     """A `loralane` command that runs; its output is drained and can be waited for."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, env: Mapping[str, str] = MappingProxyType({})) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "loralane_router", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", **env},
         )
         self.pid = self._process.pid
         self._changed = threading.Condition()
@@ -221,9 +222,12 @@ class Served:
 
 
 @contextmanager
-def serve(*flags: str) -> Iterator[Served]:
-    """Run `loralane serve` until the block ends; a test that ends it itself is welcome to."""
-    command = Command("serve", *flags, "--port=0", "--grpc-port=0")
+def serve(*flags: str, env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Served]:
+    """Run `loralane serve` until the block ends; a test that ends it itself is welcome to.
+
+    `env` is added to its environment.
+    """
+    command = Command("serve", *flags, "--port=0", "--grpc-port=0", env=env)
     try:
         url = command.wait_for(r"loralane serves .* on (http://\S+)")
         yield Served(command, url, command.wait_for(r"gRPC on (\S+)"))

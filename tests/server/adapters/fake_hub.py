@@ -19,6 +19,8 @@ class Fault:
     cut_after: int | None = None
     #: Accept and never answer, until the hub is closed.
     hang: bool = False
+    #: Send no body of a whole file before this is set.
+    held: threading.Event | None = None
     #: Send one byte of a body at a time, this many seconds apart.
     drip_s: float | None = None
     #: Redirect to the same place.
@@ -142,6 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.cut_after is not None:
             body = body[: fault.cut_after]
             self.close_connection = True
+        if fault.held is not None and body is content:
+            fault.held.wait()
         hub.sent[file] += len(body)
         if fault.drip_s is None:
             self.wfile.write(body)
