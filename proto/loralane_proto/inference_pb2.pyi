@@ -28,6 +28,7 @@ class GenerateRequest(google.protobuf.message.Message):
     STOP_FIELD_NUMBER: builtins.int
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     TOKEN_FIELD_NUMBER: builtins.int
+    MERGE_FIELD_NUMBER: builtins.int
     adapter: builtins.str
     """reference or alias; empty or the base's id = base"""
     prompt: builtins.str
@@ -50,6 +51,10 @@ class GenerateRequest(google.protobuf.message.Message):
     def token_ids(self) -> global___TokenIds: ...
     @property
     def stop(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def merge(self) -> global___Merge:
+        """instead of adapter"""
+
     def __init__(
         self,
         *,
@@ -65,9 +70,10 @@ class GenerateRequest(google.protobuf.message.Message):
         stop: collections.abc.Iterable[builtins.str] | None = ...,
         ignore_eos: builtins.bool = ...,
         token: builtins.str = ...,
+        merge: global___Merge | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_seed", b"_seed", "_top_p", b"_top_p", "chat", b"chat", "input", b"input", "prompt", b"prompt", "seed", b"seed", "token_ids", b"token_ids", "top_p", b"top_p"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "_top_p", b"_top_p", "adapter", b"adapter", "chat", b"chat", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "prompt", b"prompt", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "token", b"token", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_seed", b"_seed", "_top_p", b"_top_p", "chat", b"chat", "input", b"input", "merge", b"merge", "prompt", b"prompt", "seed", b"seed", "token_ids", b"token_ids", "top_p", b"top_p"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "_top_p", b"_top_p", "adapter", b"adapter", "chat", b"chat", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "merge", b"merge", "prompt", b"prompt", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "token", b"token", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
     @typing.overload
@@ -76,6 +82,55 @@ class GenerateRequest(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["input", b"input"]) -> typing.Literal["prompt", "chat", "token_ids"] | None: ...
 
 global___GenerateRequest = GenerateRequest
+
+@typing.final
+class Merge(google.protobuf.message.Message):
+    """Several adapters as one; what the sum means is `strategy`."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: builtins.int
+    STRATEGY_FIELD_NUMBER: builtins.int
+    DENSITY_FIELD_NUMBER: builtins.int
+    MAJORITY_SIGN_FIELD_NUMBER: builtins.int
+    strategy: builtins.str
+    """linear (also ""), ties, dare_linear, dare_ties: as PEFT; cat: the plain sum"""
+    density: builtins.float
+    """share of values that ties and dare keep, 0 < density <= 1"""
+    majority_sign: builtins.str
+    """ties: "total" (also "") or "frequency" """
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MergeMember]: ...
+    def __init__(
+        self,
+        *,
+        members: collections.abc.Iterable[global___MergeMember] | None = ...,
+        strategy: builtins.str = ...,
+        density: builtins.float = ...,
+        majority_sign: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["density", b"density", "majority_sign", b"majority_sign", "members", b"members", "strategy", b"strategy"]) -> None: ...
+
+global___Merge = Merge
+
+@typing.final
+class MergeMember(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: builtins.int
+    WEIGHT_FIELD_NUMBER: builtins.int
+    adapter: builtins.str
+    """reference or alias"""
+    weight: builtins.float
+    def __init__(
+        self,
+        *,
+        adapter: builtins.str = ...,
+        weight: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "weight", b"weight"]) -> None: ...
+
+global___MergeMember = MergeMember
 
 @typing.final
 class Chat(google.protobuf.message.Message):
