@@ -31,6 +31,17 @@ class Layer:
     k_norm: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A step's tokens between two layers: what one layer leaves for the next."""
+
+    #: [tokens, hidden]
+    x: Tensor
+    #: [tokens, 1, head_dim]
+    cos: Tensor
+    sin: Tensor
+
+
 class Decoder(Generic[BatchT]):
     """A base model on a device. Holds weights only; KV pages and lanes belong to the device."""
 
@@ -61,18 +72,38 @@ class Decoder(Generic[BatchT]):
             )
         )
 
+    @property
+    def layers(self) -> int:
+        """How many layers it has."""
+        return len(self._layers)
+
     def logits(self, batch: BatchT) -> Tensor:
         """Run one step; return logits [samples, vocab] of the tokens to be sampled."""
+        return self.finish(self.advance(self.begin(batch), 0, self.layers, batch), batch)
+
+    def begin(self, batch: BatchT) -> Flow:
+        """Begin a step that is run in parts: what the first layer takes."""
         assert self._embedding is not None
-        assert self._norm is not None
-        assert self._head is not None
         x = self._embedding[batch.tokens]
         cos = self._cos[batch.positions].unsqueeze(1).to(x.dtype)
         sin = self._sin[batch.positions].unsqueeze(1).to(x.dtype)
-        for index, layer in enumerate(self._layers):
-            x = x + self._attention(index, layer, self._rms(x, layer.input_norm), cos, sin, batch)
+        return Flow(x, cos, sin)
+
+    def advance(self, flow: Flow, first: int, last: int, batch: BatchT) -> Flow:
+        """Run layers [first, last); `flow` is what layer `first` takes, and is left as it is."""
+        x = flow.x
+        for index in range(first, last):
+            layer = self._layers[index]
+            normed = self._rms(x, layer.input_norm)
+            x = x + self._attention(index, layer, normed, flow.cos, flow.sin, batch)
             x = x + self._mlp(index, layer, self._rms(x, layer.post_norm), batch)
-        return self._head(self._rms(self._device.samples_of(x, batch), self._norm))
+        return Flow(x, flow.cos, flow.sin)
+
+    def finish(self, flow: Flow, batch: BatchT) -> Tensor:
+        """End a step after its last layer; return logits as `logits` does."""
+        assert self._norm is not None
+        assert self._head is not None
+        return self._head(self._rms(self._device.samples_of(flow.x, batch), self._norm))
 
     def _attention(
         self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: BatchT
