@@ -3,6 +3,7 @@
 Masks multiply, and 0 x NaN would poison every row of a batch, so nothing that is not finite passes.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -29,6 +30,17 @@ _STORED: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ReadTimes:
+    """Milliseconds that reading took."""
+
+    #: Until the files were open; on the hub this is the download.
+    open_ms: float = 0.0
+    read_ms: float = 0.0
+    #: Scaling, checking, casting.
+    cast_ms: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTensors:
     """One layer of one adapter, ready for the lanes: CPU tensors in the shard's dtype.
@@ -42,6 +54,8 @@ class LayerTensors:
     nbytes: int
     #: Of the `ENDS` only.
     tables: dict[str, TableRows] = field(default_factory=dict)
+    #: Zero when it came from memory.
+    times: ReadTimes = field(default_factory=ReadTimes)
 
 
 class Reader:
@@ -63,7 +77,9 @@ class Reader:
             AdapterNotFound, SourceUnavailable: as `open_file` and the disk.
         """
         targets_here = () if layer == ENDS else index.layer(layer)
-        stored = self._read(targets_here, open_file)
+        began = time.perf_counter()
+        stored, open_ms = self._read(targets_here, open_file)
+        read = time.perf_counter()
         targets: dict[str, TargetTensors] = {}
         for target in targets_here:
             b = stored[target.b.name].to(torch.float32).mul(target.scale).T
@@ -72,23 +88,31 @@ class Reader:
                 self._served(b, target.b),
             )
         nbytes = sum(target.nbytes for target in targets.values())
-        return LayerTensors(layer, targets, nbytes)
+        cast_ms = (time.perf_counter() - read) * 1e3
+        times = ReadTimes(open_ms, (read - began) * 1e3 - open_ms, cast_ms)
+        return LayerTensors(layer, targets, nbytes, times=times)
 
     def _read(
         self, targets: Sequence[Target], open_file: Callable[[str], Path]
-    ) -> dict[str, Tensor]:
-        """Return the tensors by name, as stored; neighbours in a file are one read."""
+    ) -> tuple[dict[str, Tensor], float]:
+        """Return the tensors by name, as stored, and how long opening took, in ms.
+
+        Neighbours in a file are one read.
+        """
         refs = sorted(
             (ref for target in targets for ref in (target.a, target.b)),
             key=lambda ref: (ref.file, ref.begin),
         )
         tensors: dict[str, Tensor] = {}
+        open_s = 0.0
         for name, of_file in groupby(refs, key=lambda ref: ref.file):
+            began = time.perf_counter()
             with opened(open_file(name)) as descriptor:
+                open_s += time.perf_counter() - began
                 for run in _runs(of_file):
                     tensors |= self._read_run(descriptor, run)
             open_file(name)
-        return tensors
+        return tensors, open_s * 1e3
 
     def _read_run(self, descriptor: int, run: Sequence[TensorRef]) -> dict[str, Tensor]:
         begin = run[0].begin
