@@ -112,8 +112,12 @@ async def test_a_hub_that_hangs_on_one_adapter_delays_no_other_and_not_the_base(
     assert await hangs == world.text("h", "tale 01", TOKENS)
 
 
-async def test_a_hub_that_hangs_before_it_says_what_an_adapter_is_delays_no_other(http, world, hub):
-    hub.repos["org/mute"] = Repo(files(world.root / "a"), faults={WEIGHTS: Fault(hang=True)})
+async def test_a_hub_that_hangs_before_it_says_what_an_adapter_is_delays_no_other(
+    http, world, hub, gate
+):
+    hub.repos["org/mute"] = Repo(
+        files(world.root / "a"), faults={WEIGHTS: Fault(hang=True, held=gate)}
+    )
     hub.repos["org/late"] = Repo(files(world.root / "e"))
     ended: list[str] = []
 
@@ -126,13 +130,13 @@ async def test_a_hub_that_hangs_before_it_says_what_an_adapter_is_delays_no_othe
     mute = [asyncio.create_task(ask("org/mute", f"tale {i:02}")) for i in range(CROWD)]
     await seen(hub, "org/mute")
     replies = [await ask(name, "tale 01") for name in ("org/late", "", "b", "org/late")]
-    refused = await asyncio.gather(*mute)
+    for client in mute:
+        client.cancel()
+    await asyncio.wait(mute)
 
-    assert ended[:4] == ["org/late", "", "b", "org/late"]
+    assert ended == ["org/late", "", "b", "org/late"]
     texts = [reply.json()["choices"][0]["text"] for reply in replies]
     assert texts == [world.text(name, "tale 01", TOKENS) for name in ("e", "", "b", "e")]
-    assert {reply.status_code for reply in refused} == {503}
-    assert all("retry-after" in reply.headers for reply in refused)
 
 
 async def rows(http: httpx.AsyncClient) -> list[dict[str, object]]:

@@ -17,7 +17,7 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     #: Send so many bytes of a body, then cut the connection.
     cut_after: int | None = None
-    #: Accept and never answer, until the hub is closed.
+    #: Accept and never answer, until the hub is closed or `held` is set.
     hang: bool = False
     #: Send no body of a whole file before this is set.
     held: threading.Event | None = None
@@ -106,7 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, {"X-Error-Code": "RevisionNotFound"})
         fault = repo.faults.get(file, Fault())
         if fault.hang:
-            hub.closed.wait()
+            (fault.held or hub.closed).wait()
+            self.close_connection = True
             return None
         if fault.loop:
             return self._refuse(302, {"Location": self.path})
