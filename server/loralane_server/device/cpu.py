@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -10,11 +11,15 @@ from torch.nn import functional as F
 
 from loralane_server import sampling
 from loralane_server.device.cpu_attention import AttentionPlan, CpuAttention, plan_attention
+from loralane_server.device.cpu_ends import CpuEnds
+from loralane_server.device.cpu_gains import Plan, plan_token_gains
 from loralane_server.device.cpu_lanes import CpuLanes, LaneBlock, plan_lanes
 from loralane_server.device.seam import (
     ENDS,
+    Int32,
     Linear,
     Sampling,
+    Span,
     StepInput,
     StepOutput,
     TableRows,
@@ -32,8 +37,13 @@ class CpuBatch:
 
     tokens: Tensor
     positions: Tensor
+    spans: Sequence[Span]
     attention: AttentionPlan
     lanes: tuple[LaneBlock, ...]
+    #: Asked only by layers in which adapters have gain or shift.
+    gains: Plan
+    #: [samples] index into tokens.
+    sampled: Int32
     #: [samples] which tokens; None when every token is sampled, in order.
     sample_at: Tensor | None
     sampling: Sequence[Sampling]
@@ -86,6 +96,7 @@ class CpuDevice:
             spec.layers, pages, page_tokens, spec.kv_heads, spec.head_dim, dtype
         )
         self._lanes = CpuLanes(spec.layers, spec.linears(), lanes, dtype)
+        self._ends = CpuEnds(spec.vocab, spec.hidden, lanes, dtype)
         self._packs = torch.backends.mkldnn.is_available()
 
     def pack(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Linear:
@@ -104,8 +115,11 @@ class CpuDevice:
         return CpuBatch(
             tokens=torch.from_numpy(step.tokens.astype(np.int64)),
             positions=torch.from_numpy(step.positions.astype(np.int64)),
+            spans=step.spans,
             attention=plan_attention(step.spans, self._page_tokens, self._dtype),
             lanes=plan_lanes(step.spans),
+            gains=cache(partial(plan_token_gains, step.spans)),
+            sampled=step.sample_at,
             sample_at=None if all_sampled else torch.from_numpy(step.sample_at.astype(np.int64)),
             sampling=step.sampling,
             next_positions=(step.positions[step.sample_at] + 1).tolist(),
@@ -119,7 +133,7 @@ class CpuDevice:
     def add_lora(self, y: Tensor, x: Tensor, layer: int, group: str, batch: CpuBatch) -> None:
         """See `Device.add_lora`."""
         if batch.lanes:
-            self._lanes.add(y, x, layer, group, batch.lanes)
+            self._lanes.add(y, x, layer, group, batch.lanes, batch.gains)
 
     def write_lanes(
         self,
@@ -129,8 +143,24 @@ class CpuDevice:
         tables: Mapping[str, TableRows],
     ) -> None:
         """See `Device.write_lanes`."""
-        if layer != ENDS:
+        if layer == ENDS:
+            self._ends.write(lane_pages, targets, tables)
+        else:
             self._lanes.write(layer, lane_pages, targets)
+
+    def forget(self, lane_pages: Sequence[int]) -> None:
+        """See `Device.forget`."""
+        self._ends.forget(lane_pages)
+
+    def adapt_embedding(self, x: Tensor, batch: CpuBatch) -> None:
+        """See `Device.adapt_embedding`."""
+        if self._ends.embedding.carriers:
+            self._ends.adapt_embedding(x, batch.tokens, batch.spans)
+
+    def adapt_logits(self, logits: Tensor, x: Tensor, batch: CpuBatch) -> None:
+        """See `Device.adapt_logits`."""
+        if self._ends.head.carriers:
+            self._ends.adapt_logits(logits, x, batch.spans, batch.sampled)
 
     def samples_of(self, x: Tensor, batch: CpuBatch) -> Tensor:
         """See `Device.samples_of`."""

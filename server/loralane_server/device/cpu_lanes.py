@@ -3,6 +3,8 @@
     a   per layer and group   [lanes, linears of the group, in]   linears side by side: one shrink
     b   per layer and linear  [lanes, out]
 
+and per layer and group what is not in lanes: gain and shift (`CpuGains`).
+
 Decode rows share one masked product over the lanes of the adapters present; each prefill chunk, all
 of whose tokens have one adapter, takes that adapter's lanes alone. Lanes that nobody present owns
 are neither read nor multiplied: see `plan_lanes`.
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from loralane_server.adapters.lanes import add_lanes
 from loralane_server.adapters.pool import LANE_PAGE
+from loralane_server.device.cpu_gains import CpuGains, Plan
 from loralane_server.device.memory import lazy_zeros
 from loralane_server.device.seam import GROUPS, Span, TargetTensors
 
@@ -53,29 +56,38 @@ def plan_lanes(spans: Sequence[Span]) -> tuple[LaneBlock, ...]:
     for span in spans:
         end = begin + span.length
         if span.length > 1 and span.lane_pages:
-            blocks.append(LaneBlock(begin, end, _lanes_of(span.lane_pages), None))
+            blocks.append(LaneBlock(begin, end, lanes_of(span.lane_pages), None))
         begin = end
     return tuple(blocks)
 
 
 def _masked_block(singles: Sequence[Span]) -> LaneBlock:
     """Return the block of single-token spans, which lie at the step's beginning."""
-    pages = sorted({page for span in singles for page in span.lane_pages})
+    lanes, mine = lanes_and_mask([span.lane_pages for span in singles])
+    return LaneBlock(0, len(singles), lanes, mine)
+
+
+def lanes_and_mask(owners: Sequence[tuple[int, ...]]) -> tuple[slice | Tensor, Tensor | None]:
+    """Return the lanes that rows need among them, and which are whose: [rows, lanes] float32.
+
+    owners: each row's lane pages. No mask: every row owns every lane returned.
+    """
+    pages = sorted({page for own in owners for page in own})
     low, high = pages[0], pages[-1] + 1
-    owned_pages = len(pages)
     # A view over a few idle lanes beats copying the busy ones together.
-    if high - low <= max(2 * owned_pages, 4):
+    if high - low <= max(2 * len(pages), 4):
         pages = list(range(low, high))
     column = {page: i for i, page in enumerate(pages)}
-    mine = np.zeros((len(singles), len(pages)), dtype=np.float32)
-    for row, span in enumerate(singles):
-        mine[row, [column[page] for page in span.lane_pages]] = 1.0
-    whole = bool(mine.all())
-    spread = torch.from_numpy(mine.repeat(LANE_PAGE, axis=1))
-    return LaneBlock(0, len(singles), _lanes_of(pages), None if whole else spread)
+    mine = np.zeros((len(owners), len(pages)), dtype=np.float32)
+    for row, own in enumerate(owners):
+        mine[row, [column[page] for page in own]] = 1.0
+    if mine.all():
+        return lanes_of(pages), None
+    return lanes_of(pages), torch.from_numpy(mine.repeat(LANE_PAGE, axis=1))
 
 
-def _lanes_of(pages: Sequence[int]) -> slice | Tensor:
+def lanes_of(pages: Sequence[int]) -> slice | Tensor:
+    """Return what selects the lanes of these pages, in order: a slice where they adjoin."""
     low, high = min(pages), max(pages) + 1
     if high - low == len(pages):
         return slice(low * LANE_PAGE, high * LANE_PAGE)
@@ -101,6 +113,13 @@ class CpuLanes:
             for _ in range(layers)
         ]
         self._columns = {group: _columns(modules, shapes) for group, modules in GROUPS.items()}
+        self._gains = [
+            {
+                group: CpuGains(lanes // LANE_PAGE, columns[-1][1].stop)
+                for group, columns in self._columns.items()
+            }
+            for _ in range(layers)
+        ]
 
     def write(
         self,
@@ -109,18 +128,29 @@ class CpuLanes:
         targets: Mapping[str, TargetTensors],
     ) -> None:
         """Fill the lane pages of one layer for every target; see `Device.write_lanes`."""
-        lanes = _lanes_of(lane_pages)
+        lanes = lanes_of(lane_pages)
         for group, modules in GROUPS.items():
             for place, module in enumerate(modules):
                 target = targets.get(module)
                 a, b = (None, None) if target is None else (target.a, target.b)
-                _fill(self._a[layer][group][:, place], lanes, a)
-                _fill(self._b[layer][module], lanes, b)
+                fill_lanes(self._a[layer][group][:, place], lanes, a)
+                fill_lanes(self._b[layer][module], lanes, b)
+            parts = [(columns, targets.get(module)) for module, columns in self._columns[group]]
+            self._gains[layer][group].write(lane_pages, parts)
 
     def add(
-        self, y: Tensor, x: Tensor, layer: int, group: str, blocks: Sequence[LaneBlock]
+        self,
+        y: Tensor,
+        x: Tensor,
+        layer: int,
+        group: str,
+        blocks: Sequence[LaneBlock],
+        plan: Plan,
     ) -> None:
-        """Add the deltas of all blocks to y; see `Device.add_lora`."""
+        """Apply gain and shift, and add the deltas of all blocks to y; see `Device.add_lora`."""
+        gains = self._gains[layer][group]
+        if gains.carriers:
+            gains.apply(y, plan(gains.carriers))
         a, b = self._a[layer][group], self._b[layer]
         for block in blocks:
             tokens = slice(block.begin, block.end)
@@ -149,7 +179,7 @@ def _columns(
     return tuple(columns)
 
 
-def _fill(pool: Tensor, lanes: slice | Tensor, rows: Tensor | None) -> None:
+def fill_lanes(pool: Tensor, lanes: slice | Tensor, rows: Tensor | None) -> None:
     """Write rows to the first of `lanes` and zero the rest, so that nothing old is left."""
     if rows is None:
         pool[lanes] = 0

@@ -190,9 +190,10 @@ class Device(Protocol[BatchT]):
         """
 
     def add_lora(self, y: Tensor, x: Tensor, layer: int, group: str, batch: BatchT) -> None:
-        """Add each row's own adapter's delta to y [tokens, outs of the group], in place.
+        """Turn y, the base's product, into that of each row's own adapter, in place.
 
-        x [tokens, in] is the group's input. Base rows are left untouched, bit for bit.
+        y [tokens, outs of the group] becomes (1 + gain) y + LoRA's delta + shift; x [tokens, in] is
+        the group's input. Base rows are left untouched, bit for bit.
         """
 
     def write_lanes(
@@ -206,6 +207,26 @@ class Device(Protocol[BatchT]):
 
         Lanes beyond a target's rank, and targets that the adapter lacks, become zero. `tables` is
         empty but for the `ENDS`; what the pages' earlier owner replaced there is forgotten.
+        """
+
+    def forget(self, lane_pages: Sequence[int]) -> None:
+        """Let go of what is not in lanes: the tables of the pages' owner, which leaves the pool.
+
+        Tables are kept by reference, tens of megabytes an adapter, until here or until its pages
+        are written again. The lanes stay as they are; no row may use them until they are written.
+        """
+
+    def adapt_embedding(self, x: Tensor, batch: BatchT) -> None:
+        """Change the tokens' embeddings x [tokens, hidden], in place, as each row's adapter does.
+
+        First gain, LoRA (the tokens' columns of A, times B) and shift, then replaced rows, which
+        are final. Base rows are left untouched, bit for bit.
+        """
+
+    def adapt_logits(self, logits: Tensor, x: Tensor, batch: BatchT) -> None:
+        """Change logits [samples, vocab], in place, as each sampled row's adapter changes the head.
+
+        x [samples, hidden] is what the head took. In the order of `adapt_embedding`.
         """
 
     def sample(self, logits: Tensor, batch: BatchT) -> StepOutput:

@@ -85,6 +85,7 @@ class Decoder(Generic[BatchT]):
         """Begin a step that is run in parts: what the first layer takes."""
         assert self._embedding is not None
         x = self._embedding[batch.tokens]
+        self._device.adapt_embedding(x, batch)
         cos = self._cos[batch.positions].unsqueeze(1).to(x.dtype)
         sin = self._sin[batch.positions].unsqueeze(1).to(x.dtype)
         return Flow(x, cos, sin)
@@ -103,7 +104,10 @@ class Decoder(Generic[BatchT]):
         """End a step after its last layer; return logits as `logits` does."""
         assert self._norm is not None
         assert self._head is not None
-        return self._head(self._rms(self._device.samples_of(flow.x, batch), self._norm))
+        x = self._rms(self._device.samples_of(flow.x, batch), self._norm)
+        logits = self._head(x)
+        self._device.adapt_logits(logits, x, batch)
+        return logits
 
     def _attention(
         self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: BatchT

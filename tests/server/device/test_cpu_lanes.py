@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loralane_server.adapters.pool import LANE_PAGE
+from loralane_server.device.cpu_gains import plan_token_gains
 from loralane_server.device.cpu_lanes import CpuLanes, plan_lanes
 from loralane_server.device.seam import GROUPS, Span, TargetTensors
 
@@ -33,6 +34,10 @@ def adapter(rank: int, modules: list[str], seed: int) -> Targets:
         )
         for m in modules
     }
+
+
+def add(lanes: CpuLanes, y: torch.Tensor, x: torch.Tensor, group: str, spans: list[Span]) -> None:
+    lanes.add(y, x, 0, group, plan_lanes(spans), lambda pages: plan_token_gains(spans, pages))
 
 
 def expected(x: torch.Tensor, group: str, targets: Targets | None) -> torch.Tensor:
@@ -70,13 +75,12 @@ def test_any_mix_of_rows_gets_its_own_deltas(data: st.DataObject) -> None:
     )
     rows.sort(key=lambda row: (row[1] > 1, row[0] == -1))
     spans = [Span(0, n, NO_KV, adapters[who][0] if who >= 0 else ()) for who, n in rows]
-    blocks = plan_lanes(spans)
 
     for group, names in GROUPS.items():
         x = torch.randn(sum(n for _, n in rows), SHAPES[names[0]][1])
         before = torch.randn(x.shape[0], sum(SHAPES[m][0] for m in names))
         y = before.clone()
-        lanes.add(y, x, 0, group, blocks)
+        add(lanes, y, x, group, spans)
 
         at = 0
         for who, n in rows:
@@ -95,7 +99,7 @@ def test_a_new_tenant_leaves_nothing_of_the_old_one() -> None:
     lanes.write(0, (1, 3), adapter(2, ["q_proj"], seed=1))
     x, y = torch.randn(1, HIDDEN), torch.zeros(1, HIDDEN)
 
-    lanes.add(y, x, 0, "o", plan_lanes([Span(0, 1, NO_KV, (1, 3))]))
+    add(lanes, y, x, "o", [Span(0, 1, NO_KV, (1, 3))])
 
     assert torch.equal(y, torch.zeros(1, HIDDEN))
 
