@@ -1,5 +1,7 @@
 """All that an adapter may do on a CPU equals its definition, row by row, in any mix of rows."""
 
+import gc
+import weakref
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -262,3 +264,69 @@ def test_any_mix_of_rows_gets_what_its_own_adapters_do(
     outcome = Outcome(device, step, dtype)
 
     check(outcome, step, owners, TOLERANCE[dtype])
+
+
+def test_rows_of_one_adapter_far_apart_and_scattered_pages_are_found() -> None:
+    device = make_device()
+    scattered, plain = everything((1, 9), 0), Adapter((4,), {"q_proj": target("q_proj", 3, 1)})
+    scattered.tables = {}
+    for adapter in (scattered, plain):
+        adapter.write(device)
+    rows = [(scattered, 1), (plain, 1), (scattered, 1), (None, 1), (plain, 3), (scattered, 4)]
+    step = make_step(rows, [0, 1, 2, 3, 6, 10])
+
+    outcome = Outcome(device, step, torch.float32)
+
+    check(outcome, step, [who for who, n in rows for _ in range(n)], 1e-4)
+
+
+def test_what_later_layers_do_is_found_though_they_came_after_the_step_began() -> None:
+    """A step may begin while its adapter's later layers are still being read."""
+    device = make_device()
+    shifted = target("o_proj", 2, seed=0, shift=True)
+    device.write_lanes(ENDS, (0,), {}, {})
+    device.write_lanes(0, (0,), {}, {})
+    batch = device.batch(make_step([(Adapter((0,)), 2)], []))
+    x, y = torch.randn(2, SPEC.hidden), torch.zeros(2, SPEC.hidden)
+
+    device.add_lora(y, x, 0, "o", batch)
+    assert torch.equal(y, torch.zeros(2, SPEC.hidden))
+    device.write_lanes(1, (0,), {"o_proj": shifted}, {})
+    device.add_lora(y, x, 1, "o", batch)
+
+    for token in range(2):
+        want = linear(torch.zeros(SPEC.hidden), x[token], shifted)
+        torch.testing.assert_close(y[token], want, atol=1e-5, rtol=1e-5)
+
+
+def test_a_small_gain_is_not_lost_in_bfloat16() -> None:
+    device = make_device(torch.bfloat16)
+    change = target("o_proj", 1, seed=0, gain=True)
+    change = TargetTensors(change.a.bfloat16(), change.b.bfloat16() * 0, change.gain)
+    adapter = Adapter((0,), {"o_proj": change})
+    adapter.write(device)
+    step = make_step([(adapter, 1), (adapter, 6)], [])
+
+    outcome = Outcome(device, step, torch.bfloat16)
+
+    assert change.gain is not None
+    want = (outcome.before["o"].float() * (1 + change.gain)).bfloat16()
+    assert torch.equal(outcome.after["o"], want)
+
+
+def test_tables_are_let_go_when_their_adapter_leaves_or_its_pages_are_written() -> None:
+    device = make_device()
+    tables: list[TableRows] = []
+    for page in (0, 1):
+        tables.append(table(None, page))
+        device.write_lanes(ENDS, (page,), {}, {"lm_head": tables[-1]})
+    alive = [weakref.ref(rows.rows) for rows in tables]
+    tables.clear()
+    gc.collect()
+    assert all(ref() is not None for ref in alive)
+
+    device.forget((0,))
+    device.write_lanes(ENDS, (1,), {}, {})
+
+    gc.collect()
+    assert all(ref() is None for ref in alive)

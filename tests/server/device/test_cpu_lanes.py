@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loralane_server.adapters.pool import LANE_PAGE
-from loralane_server.device.cpu_gains import plan_token_gains
+from loralane_server.device.cpu_gains import GainBlock, plan_token_gains
 from loralane_server.device.cpu_lanes import CpuLanes, plan_lanes
 from loralane_server.device.seam import GROUPS, Span, TargetTensors
 
@@ -115,3 +115,18 @@ def test_only_lanes_of_adapters_present_are_read() -> None:
 
     assert isinstance(block.lanes, torch.Tensor)
     assert block.lanes.numel() == 2 * LANE_PAGE
+
+
+def test_plain_adapters_ask_for_no_plan_of_gains() -> None:
+    lanes = CpuLanes(1, SHAPES, 4 * LANE_PAGE, torch.float32)
+    lanes.write(0, (0,), adapter(8, sorted(SHAPES), seed=0))
+    spans = [Span(0, 1, NO_KV, (0,))]
+
+    def no_plan(pages: frozenset[int]) -> tuple[GainBlock, ...]:
+        raise AssertionError("nobody has gain or shift")
+
+    for group, modules in GROUPS.items():
+        y = torch.zeros(1, sum(SHAPES[m][0] for m in modules))
+        lanes.add(y, torch.randn(1, SHAPES[modules[0]][1]), 0, group, plan_lanes(spans), no_plan)
+
+        assert y.abs().sum() > 0
