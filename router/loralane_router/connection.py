@@ -105,12 +105,11 @@ class Connection:
         files = await shard.tokenizer_files()
         self._model = await asyncio.to_thread(Model, info, files)
         self._registry.connect(info)
-        adapters = await self._registry.refresh(shard)
+        await self._registry.sync(shard)
         stream = shard.run(self._dispatcher.wake)
         try:
             self._dispatcher.connect(info.capacity)
-            self._dispatcher.note_pins(adapters)
-            self._metrics.report_tiers(self._registry.tiers())
+            self._dispatcher.note_pins(facts for _, facts in self._registry.held())
             self._step = None
             await self._set_ready(True)
             await self._dispatcher.serve(stream, self._observe)
@@ -120,9 +119,7 @@ class Connection:
     def _observe(self, step: pb.StepReply) -> None:
         self._metrics.steps.inc(0 if self._step is None else step.step - self._step)
         self._step = step.step
-        if step.residency:
-            self._registry.observe(step.residency)
-            self._metrics.report_tiers(self._registry.tiers())
+        self._registry.observe(step.residency)
 
     async def _set_ready(self, ready: bool) -> None:
         self._metrics.shard_up.set(ready)

@@ -15,6 +15,8 @@ from loralane_proto import shard_pb2 as pb
 
 from loralane_router.admission import Ask, admit
 from loralane_router.errors import RequestError
+from loralane_router.exposition import Work
+from loralane_router.facts import AdapterFacts
 from loralane_router.generation import Generation
 from loralane_router.ledger import Ledger
 from loralane_router.metrics import Metrics
@@ -69,6 +71,20 @@ class Dispatcher:
         """How many requests could start now, as far as rows go."""
         return 0 if self._ledger is None else max(0, self._ledger.room().rows)
 
+    @property
+    def capacity(self) -> pb.Capacity | None:
+        """What the shard reported last; None while it is not connected."""
+        return None if self._ledger is None else self._ledger.capacity
+
+    def work(self) -> Work:
+        """Return how many requests run and wait, and for which adapters."""
+        running, waiting = set[str](), set[str]()
+        for request_id, entry in self._entries.items():
+            (waiting if request_id in self._queues else running).add(entry.generation.adapter)
+        count = len(self._queues)
+        names = frozenset(running - {""}), frozenset(waiting - {""})
+        return Work(len(self._entries) - count, count, *names)
+
     def now(self) -> float:
         """Return the dispatcher's time, seconds."""
         return self._clock()
@@ -77,7 +93,7 @@ class Dispatcher:
         """Let the loop look at its state again."""
         self._wake.set()
 
-    def needed_pages(self, tokens: int, adapter: pb.Adapter) -> int:
+    def needed_pages(self, tokens: int, adapter: AdapterFacts) -> int:
         """Return how many pages so many tokens take.
 
         Raises RequestError if the shard could not hold them, or the adapter's lanes, even if it
@@ -112,6 +128,7 @@ class Dispatcher:
     def submit(self, entry: Entry) -> None:
         """Put a request in its adapter's queue."""
         self._entries[entry.ask.request_id] = entry
+        self._metrics.usage.begin(entry.ask.digest, entry.generation.adapter)
         self._queues.append(entry.ask)
         self._wake.set()
 
@@ -129,7 +146,7 @@ class Dispatcher:
         running = self._ledger is not None and self._ledger.uses(digest)
         return running or self._queues.waits_for(digest)
 
-    def note_pins(self, adapters: Iterable[pb.Adapter]) -> None:
+    def note_pins(self, adapters: Iterable[AdapterFacts]) -> None:
         """Take over what the shard said about pinned adapters."""
         if self._ledger is not None:
             for adapter in adapters:
@@ -251,18 +268,23 @@ class Dispatcher:
         asyncio.get_running_loop().call_later(pause, self._wake.set)
 
     def _measure(self, entry: Entry, row: pb.Row, now: float) -> None:
-        metrics, tokens = self._metrics, len(row.tokens)
+        metrics, tokens, digest = self._metrics, len(row.tokens), entry.ask.digest
         if row.cold_ms:
             metrics.adapter_cold.observe(row.cold_ms / 1000)
+            metrics.usage.cold(digest, row.cold_ms / 1000)
         if not tokens:
             return
         metrics.generated_tokens.inc(tokens)
+        metrics.usage.tokens(digest, tokens)
         if entry.last_tokens:
             metrics.inter_token.observe((now - entry.last_tokens) / tokens)
         else:
             metrics.prompt_tokens.inc(entry.generation.prompt_tokens)
             metrics.queue.observe(entry.generation.queue_s)
             metrics.time_to_first_token.observe(now - entry.ask.arrived)
+            metrics.usage.first_token(
+                digest, entry.generation.prompt_tokens, now - entry.ask.arrived
+            )
         entry.last_tokens = now
 
     def _report(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from loralane_proto import shard_pb2 as pb
 
 from loralane_router.admission import Ask, Holder, Room
+from loralane_router.facts import AdapterFacts
 
 
 @dataclass(slots=True)
@@ -51,9 +52,9 @@ class Ledger:
         """Whether an admitted request refers to this adapter."""
         return digest in self._in_use
 
-    def pin(self, adapter: pb.Adapter) -> None:
+    def pin(self, adapter: AdapterFacts) -> None:
         """Note whether an adapter keeps its lanes when no row uses it."""
-        if adapter.pinned and adapter.tier == pb.TIER_DEVICE:
+        if adapter.pinned and adapter.tier == "device":
             self._pinned[adapter.digest] = adapter.lanes
         else:
             self._pinned.pop(adapter.digest, None)

@@ -1,19 +1,10 @@
 """What the router exports to Prometheus, on a registry of its own."""
 
-from collections import Counter as Tally
-from collections.abc import Iterable
-from typing import Final
-
 from loralane_proto import shard_pb2 as pb
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-#: How tiers are called outside the wire.
-TIER_NAMES: "Final[dict[pb.Tier.ValueType, str]]" = {
-    pb.TIER_REMOTE: "remote",
-    pb.TIER_DISK: "disk",
-    pb.TIER_HOST: "host",
-    pb.TIER_DEVICE: "device",
-}
+from loralane_router.usage import AdapterUsage
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -68,9 +59,8 @@ class Metrics:
             registry=r,
         )
         self.shard_up = Gauge("loralane_shard_up", "1 while the shard answers", registry=r)
-        self.adapters = Gauge(
-            "loralane_adapters", "Adapters that the shard knows, by tier", ["tier"], registry=r
-        )
+        #: What each adapter was used for; `exposition` writes it.
+        self.usage = AdapterUsage()
 
     def report(self, capacity: pb.Capacity, waiting: int, running: int) -> None:
         """Set the gauges of one moment."""
@@ -83,9 +73,3 @@ class Metrics:
         self.lanes_free.set(capacity.lanes_free)
         self.lanes_in_use.set(capacity.lanes_in_use)
         self.lanes_total.set(capacity.lanes_total)
-
-    def report_tiers(self, tiers: "Iterable[pb.Tier.ValueType]") -> None:
-        """Set how many adapters are in each tier."""
-        tally = Tally(tiers)
-        for tier, name in TIER_NAMES.items():
-            self.adapters.labels(name).set(tally[tier])

@@ -4,43 +4,24 @@ A name is resolved by the shard for every request: it checks this caller's token
 and notices files that were replaced. So nothing that decides a request is cached here.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from loralane_proto import shard_pb2 as pb
 
 from loralane_router.errors import RequestError, invalid
-from loralane_router.metrics import TIER_NAMES
+from loralane_router.facts import BASE, TIER_NAMES, AdapterEntry, AdapterFacts, Page, facts_of
+from loralane_router.requests import Merge
 from loralane_router.shards import ShardClient
 
 #: More adapters than this are not remembered, the longest known goes first.
-_MOST_KNOWN: Final = 10_000
+_MOST_KNOWN: Final = 20_000
 _MOST_NAME_CHARACTERS: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterEntry:
-    """One adapter as users see it. Units: bytes, milliseconds, unix seconds."""
-
-    #: The alias, or the reference where it has none.
-    name: str
-    reference: str
-    #: "" for an alias that nobody used yet.
-    digest: str
-    #: "remote", "disk", "host" or "device".
-    tier: str
-    rank: int
-    lanes: int
-    bytes: int
-    #: Number of (layer, module) that it changes.
-    targets: int
-    modules: tuple[str, ...]
-    #: Running rows that use it.
-    rows: int
-    pinned: bool
-    load_ms: float
-    last_used: float
+#: Adapters that the shard is asked for at a time.
+_SYNC_PAGE: Final = 1_000
 
 
 class Registry:
@@ -54,52 +35,88 @@ class Registry:
         #: Given through `load`; these go before the configured ones.
         self._loaded: dict[str, str] = {}
         #: By digest.
-        self._known: dict[str, pb.Adapter] = {}
+        self._known: dict[str, AdapterFacts] = {}
         #: The digest that a name had when it was last resolved, by `_sent`; the latest last.
         self._digests: dict[str, str] = {}
+        #: What an adapter was last called by a request, by digest; of known adapters only.
+        self._called: dict[str, str] = {}
+        #: Known adapters in each tier.
+        self._tally: Counter[str] = Counter()
+        #: Digests of those in the device or host tier, the latest change last.
+        self._held: dict[str, None] = {}
+        #: (name, digest) of every row in order; None after a change.
+        self._rows: list[tuple[str, str]] | None = None
 
     def connect(self, info: pb.InfoReply) -> None:
         """Take over a shard's aliases and the names of its base model."""
         names = {"", info.model_id, info.model_id.rstrip("/").rpartition("/")[2]}
         self._base_names = frozenset(names | {self._served_model_name or ""})
         self._configured = {alias.name: alias.reference for alias in info.aliases}
+        self._rows = None
 
     def is_base(self, name: str) -> bool:
         """Whether a name means the base model. An alias goes before a base name."""
-        return name in self._base_names and name not in self._aliases
+        return name in self._base_names and self._aliased(name) is None
 
-    async def resolve(self, shard: ShardClient, name: str, token: str | None) -> pb.Adapter:
-        """Return the adapter that a name means now. Raises RequestError if it cannot be had."""
-        sent = self._sent(name)
-        adapter = await shard.resolve(sent, token)
-        self.remember(adapter)
-        self._name(sent, adapter.digest)
-        return adapter
+    async def resolve(
+        self, shard: ShardClient, asked: str | Merge, token: str | None
+    ) -> AdapterFacts:
+        """Return the adapter that a name, or a merge of names, means now.
 
-    async def refresh(self, shard: ShardClient) -> list[pb.Adapter]:
-        """Ask the shard for all it knows, which replaces what was known."""
-        adapters = await shard.list()
-        self._known = {adapter.digest: adapter for adapter in adapters[-_MOST_KNOWN:]}
-        return adapters
+        Raises RequestError if it cannot be had.
+        """
+        if isinstance(asked, Merge):
+            return self.remember(await shard.resolve(self._merge_sent(asked), token))
+        sent = self.sent(asked)
+        facts = self.remember(await shard.resolve(sent, token))
+        self._name(sent, facts)
+        self._called[facts.digest] = asked
+        return facts
 
-    def update(self, name: str, adapter: pb.Adapter) -> AdapterEntry:
-        """Take over what the shard said about one adapter; return it as its user sees it."""
-        self.remember(adapter)
-        return _entry(name, adapter, self._aliases.get(name, adapter.reference))
+    async def sync(self, shard: ShardClient) -> None:
+        """Take over all that the shard knows, a page at a time, and forget what it does not."""
+        before, found, after = set(self._known), set[str](), ""
+        while len(found) < _MOST_KNOWN:
+            reply = await shard.list(limit=_SYNC_PAGE, after=after)
+            found |= {self.remember(adapter).digest for adapter in reply.adapters}
+            if len(reply.adapters) < _SYNC_PAGE:
+                break
+            after = reply.adapters[-1].digest
+        for digest in before - found:
+            self._drop(digest)
+
+    async def listed(self, shard: ShardClient, limit: int, after: str) -> Page:
+        """Return a page of what the shard knows now; all of it is asked for only if that changed.
+
+        Raises RequestError.
+        """
+        if not await self._freshen(shard, self.page(limit, after)):
+            await self.sync(shard)
+        return self.page(limit, after)
+
+    async def search(self, shard: ShardClient, name: str) -> AdapterFacts | None:
+        """Return an adapter that the shard knows, by alias, reference or digest."""
+        if (facts := self.find(name)) is not None:
+            return facts
+        if self._is_short_of((await shard.list(limit=1)).total):
+            await self.sync(shard)
+        return self.find(name)
 
     def observe(self, changes: Iterable[pb.Residency]) -> None:
         """Take over residency changes."""
         for change in changes:
             known = self._known.get(change.digest)
             if known is not None:
-                known.tier = change.tier
+                self._put(replace(known, tier=TIER_NAMES[change.tier]))
 
-    def add_alias(self, name: str, reference: str, digest: str) -> None:
+    def add_alias(self, name: str, reference: str, facts: AdapterFacts) -> None:
         """Call a reference, or what another alias stands for, by a name from now on."""
         if name != reference:
-            sent = self._sent(reference)
+            sent = self.sent(reference)
             self._loaded[name] = sent
-            self._name(sent, digest)
+            self._called[facts.digest] = name
+            self._name(sent, facts)
+            self._rows = None
 
     def check_alias(self, name: str) -> None:
         """Raise RequestError (400) for a name that no adapter may have."""
@@ -110,84 +127,144 @@ class Registry:
                 f"a name has at most {_MOST_NAME_CHARACTERS} printable characters", "name"
             )
 
-    def forget(self, adapter: pb.Adapter) -> None:
+    def forget(self, digest: str) -> None:
         """Drop an unloaded adapter and the aliases that `add_alias` gave it."""
-        gone = {name for name, digest in self._digests.items() if digest == adapter.digest}
+        gone = {name for name, known in self._digests.items() if known == digest}
         for name in gone:
             del self._digests[name]
         self._loaded = {name: sent for name, sent in self._loaded.items() if sent not in gone}
-        self._known.pop(adapter.digest, None)
+        self._drop(digest)
 
-    def find(self, name: str) -> pb.Adapter | None:
+    def find(self, name: str) -> AdapterFacts | None:
         """Return a known adapter by alias, reference or digest."""
-        sent = self._sent(name)
-        digest = self._digests.get(sent, sent)
-        if digest in self._known:
-            return self._known[digest]
-        same = (adapter for adapter in self._known.values() if adapter.reference == sent)
-        return next(same, None)
+        sent = self.sent(name)
+        return self._known.get(self._digests.get(sent, sent))
 
-    def entries(self) -> list[AdapterEntry]:
-        """Return one entry per alias, then the known adapters that have none; by name."""
-        aliased = {name: self.find(name) for name in self._aliases}
-        named = {adapter.digest for adapter in aliased.values() if adapter is not None}
-        entries = [
-            _entry(name, adapter or pb.Adapter(tier=pb.TIER_REMOTE), self._aliases[name])
-            for name, adapter in aliased.items()
-        ]
-        others = [adapter for adapter in self._known.values() if adapter.digest not in named]
-        entries += [_entry(adapter.reference, adapter, adapter.reference) for adapter in others]
-        return sorted(entries, key=lambda entry: entry.name)
+    def entry(self, name: str) -> AdapterEntry | None:
+        """Return what a name means: an alias, used or not, or a known adapter."""
+        facts, reference = self.find(name), self._aliased(name)
+        if facts is None and reference is None:
+            return None
+        facts = facts or BASE
+        return AdapterEntry(name, reference or facts.reference, facts)
 
-    def tiers(self) -> "Collection[pb.Tier.ValueType]":
-        """Return the tier of every known adapter."""
-        return [adapter.tier for adapter in self._known.values()]
+    def page(self, limit: int, after: str = "") -> Page:
+        """Return so many adapters whose names come after `after`; an alias goes for its adapter."""
+        rows = self._ordered()
+        first = bisect_right(rows, after, key=lambda row: row[0])
+        entries = tuple(self._entry(*row) for row in rows[first : first + limit])
+        return Page(entries, len(rows), first + limit < len(rows))
 
-    def _sent(self, name: str) -> str:
+    def remember(self, adapter: pb.Adapter) -> AdapterFacts:
+        """Take over what the shard said about one adapter, and return it."""
+        facts = facts_of(adapter)
+        known = self._known.get(facts.digest)
+        if known is not None:  # one text for one digest and reference, however often described
+            facts = replace(facts, digest=known.digest, reference=known.reference)
+        self._put(facts)
+        if self._digests.get(facts.reference) not in self._known:
+            self._name(facts.reference, facts)
+        if len(self._known) > _MOST_KNOWN:
+            self._drop(next(iter(self._known)))
+        return facts
+
+    @property
+    def tiers(self) -> Mapping[str, int]:
+        """How many known adapters are in each tier."""
+        return self._tally
+
+    def held(self) -> Iterator[tuple[str, AdapterFacts]]:
+        """Yield (name, facts) of what is in the device or host tier, the latest change first."""
+        for digest in reversed(self._held):
+            facts = self._known[digest]
+            yield self._called.get(digest, facts.reference), facts
+
+    def sent(self, name: str) -> str:
         """Return what the shard is asked for. It knows the configured aliases by itself.
 
         So those are the operator's: they may lead anywhere, with the shard's own login.
         """
         return self._loaded.get(name, name)
 
-    @property
-    def _aliases(self) -> dict[str, str]:
-        return self._configured | self._loaded
+    def check(self) -> None:
+        """Assert what must hold between calls."""
+        assert all(digest == facts.digest for digest, facts in self._known.items())
+        assert +self._tally == Counter(facts.tier for facts in self._known.values())
+        held = {d for d, facts in self._known.items() if facts.tier in ("device", "host")}
+        assert self._held.keys() == held
+        assert self._called.keys() <= self._known.keys()
 
-    def _name(self, sent: str, digest: str) -> None:
-        self._digests.pop(sent, None)
-        self._digests[sent] = digest
-        if len(self._digests) > _MOST_KNOWN:
+    def _merge_sent(self, merge: Merge) -> Merge:
+        """Return the merge as the shard is asked for it. Raises RequestError for the base (400)."""
+        for name, _ in merge.members:
+            if self.is_base(name):
+                raise invalid(f"{name!r} means the base model, which is no adapter to merge")
+        return replace(merge, members=tuple((self.sent(name), w) for name, w in merge.members))
+
+    async def _freshen(self, shard: ShardClient, page: Page) -> bool:
+        """Ask the shard for the adapters of a page; return whether it knows the same adapters."""
+        asked = {entry.facts.digest for entry in page.entries} - {""}
+        reply = await shard.list(digests=sorted(asked)) if asked else await shard.list(limit=1)
+        answered = {self.remember(adapter).digest for adapter in reply.adapters}
+        return asked <= answered and not self._is_short_of(reply.total)
+
+    def _is_short_of(self, total: int) -> bool:
+        return min(total, _MOST_KNOWN) != len(self._known)
+
+    def _aliased(self, name: str) -> str | None:
+        """Return what an alias stands for, None if the name is no alias."""
+        loaded = self._loaded.get(name)
+        return self._configured.get(name) if loaded is None else loaded
+
+    def _ordered(self) -> list[tuple[str, str]]:
+        if self._rows is None:
+            aliases = self._configured.keys() | self._loaded.keys()
+            rows = [(name, facts.digest if (facts := self.find(name)) else "") for name in aliases]
+            aliased = {digest for _, digest in rows}
+            rows += [(self._own_name(d), d) for d in self._known if d not in aliased]
+            self._rows = sorted(rows)
+        return self._rows
+
+    def _own_name(self, digest: str) -> str:
+        """Return the reference of an adapter without alias, while it still leads to it."""
+        reference = self._known[digest].reference
+        return reference if self._digests.get(reference) == digest else digest
+
+    def _entry(self, name: str, digest: str) -> AdapterEntry:
+        facts = self._known.get(digest, BASE)
+        return AdapterEntry(name, self._aliased(name) or facts.reference, facts)
+
+    def _name(self, sent: str, facts: AdapterFacts) -> None:
+        if self._digests.pop(sent, None) != facts.digest:
+            self._rows = None
+        self._digests[facts.reference if sent == facts.reference else sent] = facts.digest
+        if len(self._digests) > 2 * _MOST_KNOWN:
             del self._digests[next(iter(self._digests))]
 
-    def remember(self, adapter: pb.Adapter) -> pb.Adapter:
-        """Take over what the shard said about one adapter, and return it."""
-        self._known[adapter.digest] = adapter
-        if len(self._known) > _MOST_KNOWN:
-            del self._known[next(iter(self._known))]
-        return adapter
+    def _put(self, facts: AdapterFacts) -> None:
+        known = self._known.get(facts.digest)
+        if known is None:
+            self._rows = None
+        else:
+            self._tally[known.tier] -= 1
+        self._known[facts.digest] = facts
+        self._tally[facts.tier] += 1
+        if known is None or known.tier != facts.tier:
+            self._held.pop(facts.digest, None)
+            if facts.tier in ("device", "host"):
+                self._held[facts.digest] = None
+
+    def _drop(self, digest: str) -> None:
+        facts = self._known.pop(digest, None)
+        if facts is not None:
+            self._tally[facts.tier] -= 1
+            self._held.pop(digest, None)
+            self._called.pop(digest, None)
+            self._rows = None
 
 
 def not_found(name: str) -> RequestError:
     """Return the error of naming an adapter that the shard does not hold."""
     return RequestError(
         pb.ERROR_KIND_NOT_FOUND, f"the shard knows no adapter {name!r}; load it first", param="name"
-    )
-
-
-def _entry(name: str, adapter: pb.Adapter, reference: str) -> AdapterEntry:
-    return AdapterEntry(
-        name=name,
-        reference=reference,
-        digest=adapter.digest,
-        tier=TIER_NAMES.get(adapter.tier, "remote"),
-        rank=adapter.rank,
-        lanes=adapter.lanes,
-        bytes=adapter.bytes,
-        targets=adapter.targets,
-        modules=tuple(adapter.modules),
-        rows=adapter.rows,
-        pinned=adapter.pinned,
-        load_ms=adapter.load_ms,
-        last_used=adapter.last_used,
     )

@@ -47,8 +47,20 @@ class Parameters:
 
 
 @dataclass(frozen=True, slots=True)
+class Merge:
+    """Several adapters as one; what strategies there are and take, the shard says."""
+
+    #: (reference or alias as the user wrote it, weight)
+    members: tuple[tuple[str, float], ...]
+    strategy: str = "linear"
+    #: Share of values that are kept; 0 = not given.
+    density: float = 0.0
+    majority_sign: str = "total"
+
+
+@dataclass(frozen=True, slots=True)
 class TextRequest:
-    """One prompt for one adapter."""
+    """One prompt for one adapter, or for several as one."""
 
     #: A reference or alias as the user wrote it; "" or the base's id = base.
     adapter: str
@@ -57,6 +69,8 @@ class TextRequest:
     parameters: Parameters
     #: The caller's hub token for this adapter; kept out of every repr and log.
     token: str | None = field(default=None, repr=False)
+    #: Instead of an adapter, which then is "".
+    merge: Merge | None = None
 
 
 @dataclass(frozen=True, slots=True)

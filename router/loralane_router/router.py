@@ -1,7 +1,8 @@
 """The router as every surface sees it: open a request, read its deltas, manage adapters."""
 
 import secrets
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from typing import Final
 
@@ -12,15 +13,17 @@ from loralane_router.config import RouterConfig
 from loralane_router.connection import Connection
 from loralane_router.dispatch import Dispatcher, Entry
 from loralane_router.errors import RequestError
+from loralane_router.exposition import Exposition, Snapshot
+from loralane_router.facts import BASE, AdapterEntry, AdapterFacts, Page, facts_of
 from loralane_router.generation import Accepted, Generation
 from loralane_router.metrics import Metrics
 from loralane_router.model import Model, ModelInfo
 from loralane_router.parameters import check, fit, sampling
-from loralane_router.registry import AdapterEntry, Registry, not_found
-from loralane_router.requests import TextRequest
+from loralane_router.registry import Registry, not_found
+from loralane_router.requests import Merge, TextRequest
 from loralane_router.shards import unavailable
 
-__all__ = ["AdapterEntry", "Generation", "ModelInfo", "Router"]
+__all__ = ["AdapterEntry", "Generation", "ModelInfo", "Page", "Router"]
 
 #: Seconds after which a request that found the queue full may come back.
 _FULL_RETRY_S: Final = 1.0
@@ -37,6 +40,7 @@ class Router:
         self._connection = Connection(
             config.shards[0], self._dispatcher, self._registry, self.metrics
         )
+        self.metrics.registry.register(Exposition(self._snapshot))
         self._request_ids = count(1)
         #: Requests inside `open`, which will wait unless they are refused.
         self._opening = 0
@@ -79,7 +83,7 @@ class Router:
             check(request.parameters)
             prompt = await model.prompt_ids(request)
             max_tokens = fit(len(prompt), request.parameters.max_tokens, model.info.max_model_len)
-            adapter = await self._resolve(request.adapter, request.token)
+            adapter = await self._resolve(request.merge or request.adapter, request.token)
         finally:
             self._opening -= 1
         if self._live_model() is not model:
@@ -98,57 +102,115 @@ class Router:
         """Return (id, text, start, stop) of every token; offsets in characters."""
         return self._connection.model.codec.spans(text)
 
-    def adapters(self) -> list[AdapterEntry]:
-        """Return the adapters as last seen, without asking the shard."""
-        return self._registry.entries()
+    def adapters(self, limit: int, after: str = "") -> Page:
+        """Return adapters as last seen, without asking the shard: those behind a name, in order."""
+        return self._registry.page(limit, after)
 
-    async def list_adapters(self) -> list[AdapterEntry]:
-        """Ask the shard and return all adapters it knows. Raises RequestError."""
-        self._dispatcher.note_pins(await self._registry.refresh(self._connection.shard))
-        self.metrics.report_tiers(self._registry.tiers())
-        return self._registry.entries()
+    def adapter(self, name: str) -> AdapterEntry | None:
+        """Return what a name was last seen to mean; None if it is no alias and not known."""
+        return self._registry.entry(name)
 
-    async def load_adapter(self, name: str, reference: str, token: str | None) -> AdapterEntry:
-        """Give `reference` a name and make it resident. Raises RequestError."""
+    async def list_adapters(self, limit: int, after: str = "") -> Page:
+        """Return the same as the shard describes them now. Raises RequestError."""
+        page = await self._registry.listed(self._connection.shard, limit, after)
+        self._dispatcher.note_pins(entry.facts for entry in page.entries if entry.facts.digest)
+        return page
+
+    async def load_adapter(
+        self, name: str, reference: str, token: str | None, ttl_s: float | None = None
+    ) -> AdapterEntry:
+        """Give `reference` a name and make it resident. Raises RequestError.
+
+        `ttl_s`: forget it when it was unused for so long; 0 = never, None = as it is.
+        """
         shard = self._connection.shard
         self._registry.check_alias(name)
-        resolved = await self._registry.resolve(shard, reference, token)
-        adapter = await shard.load(resolved.digest)
-        self._registry.add_alias(name, reference, adapter.digest)
-        return self._updated(name, adapter)
+        facts = await self._resolve_and(reference, token, lambda digest: shard.load(digest, ttl_s))
+        self._registry.add_alias(name, reference, facts)
+        return self._entry(name, facts)
+
+    async def validate_adapter(
+        self, reference: str, token: str | None, *, tensors: bool
+    ) -> tuple[AdapterFacts, tuple[str, ...]]:
+        """Return what an adapter is, and oddities that change nothing; remember nothing.
+
+        `tensors`: read every tensor too. Raises RequestError as a request for it would.
+        """
+        shard, sent = self._connection.shard, self._registry.sent(reference)
+        reply = await shard.validate(sent, token, tensors)
+        if reply.HasField("error"):
+            raise RequestError.from_proto(reply.error)
+        return facts_of(reply.adapter), tuple(reply.notes)
 
     async def unload_adapter(self, name: str) -> tuple[int, int]:
         """Forget an adapter; return (freed host bytes, freed lanes).
 
         Raises RequestError: not found, or a request waits for it or uses it.
         """
-        await self.list_adapters()
-        adapter = self._registry.find(name)
-        if adapter is None:
+        shard = self._connection.shard
+        facts = await self._registry.search(shard, name)
+        if facts is None:
             raise not_found(name)
-        if self._dispatcher.needs(adapter.digest):
+        if self._dispatcher.needs(facts.digest):
             raise RequestError(
                 pb.ERROR_KIND_IN_USE,
                 f"requests wait for adapter {name!r} or use it; unload it when they have ended",
             )
-        reply = await self._connection.shard.unload(adapter.digest)
-        self._registry.forget(adapter)
-        self._dispatcher.note_unloaded(adapter.digest)
-        self.metrics.report_tiers(self._registry.tiers())
+        try:
+            reply = await shard.unload(facts.digest)
+        except RequestError as error:
+            if error.kind != pb.ERROR_KIND_NOT_FOUND:
+                raise
+            reply = pb.UnloadAdapterReply()  # it went by itself: unused too long, or replaced
+        self._registry.forget(facts.digest)
+        self._dispatcher.note_unloaded(facts.digest)
         return reply.freed_host_bytes, reply.freed_lanes
 
     async def pin_adapter(self, name: str, pinned: bool) -> AdapterEntry:
         """Protect an adapter from eviction, or no longer. Raises RequestError."""
-        await self.list_adapters()
         shard = self._connection.shard
-        adapter = self._registry.find(name) or await self._registry.resolve(shard, name, None)
-        return self._updated(name, await shard.pin(adapter.digest, pinned))
+        facts = await self._registry.search(shard, name)
+        if facts is not None:
+            facts = self._updated(await shard.pin(facts.digest, pinned))
+        else:
+            facts = await self._resolve_and(name, None, lambda digest: shard.pin(digest, pinned))
+        return self._entry(name, facts)
 
-    def _updated(self, name: str, adapter: pb.Adapter) -> AdapterEntry:
-        self._dispatcher.note_pins([adapter])
-        entry = self._registry.update(name, adapter)
-        self.metrics.report_tiers(self._registry.tiers())
-        return entry
+    async def _resolve_and(
+        self, name: str, token: str | None, act: Callable[[str], Awaitable[pb.Adapter]]
+    ) -> AdapterFacts:
+        """Act on the adapter that a name means, once more if it was unloaded in between."""
+        shard = self._connection.shard
+        resolved = await self._registry.resolve(shard, name, token)
+        try:
+            return self._updated(await act(resolved.digest))
+        except RequestError as error:
+            if error.kind != pb.ERROR_KIND_NOT_FOUND:
+                raise
+        resolved = await self._registry.resolve(shard, name, token)
+        return self._updated(await act(resolved.digest))
+
+    def _updated(self, adapter: pb.Adapter) -> AdapterFacts:
+        facts = self._registry.remember(adapter)
+        self._dispatcher.note_pins([facts])
+        return facts
+
+    def _entry(self, name: str, facts: AdapterFacts) -> AdapterEntry:
+        """Return an adapter as the one sees it who has just named it."""
+        known = self._registry.entry(name)
+        return AdapterEntry(name, facts.reference if known is None else known.reference, facts)
+
+    def _snapshot(self) -> Snapshot:
+        """Return what metrics say of this moment."""
+        return Snapshot(
+            model_name=self.info.model_id if self.ready else None,
+            capacity=self._dispatcher.capacity,
+            work=self._dispatcher.work(),
+            tiers=self._registry.tiers,
+            held=self._registry.held(),
+            usage=self.metrics.usage.rows(),
+            now=time.time(),
+        )
 
     def _live_model(self) -> Model:
         """Return the connected shard's model. Raises RequestError (503) while there is none."""
@@ -156,21 +218,21 @@ class Router:
             raise unavailable("the shard is not connected; try again when the router is ready")
         return self._connection.model
 
-    async def _resolve(self, name: str, token: str | None) -> pb.Adapter:
+    async def _resolve(self, name: str | Merge, token: str | None) -> AdapterFacts:
         """Return the adapter that a request names; one without a digest is the base model."""
-        if self._registry.is_base(name):
-            return pb.Adapter()
         shard = self._connection.shard
-        before = self._registry.find(name)
-        adapter = await self._registry.resolve(shard, name, token)
-        if before is not None and before.pinned and before.digest != adapter.digest:
+        before = None
+        if isinstance(name, str):
+            if self._registry.is_base(name):
+                return BASE
+            before = self._registry.find(name)
+        facts = await self._registry.resolve(shard, name, token)
+        if before is not None and before.pinned and before.digest != facts.digest:
             # Its files were replaced: the pin belongs to the name's adapter, not to old bytes.
-            adapter = self._registry.remember(await shard.pin(adapter.digest, True))
-            self._dispatcher.note_pins(
-                [self._registry.remember(await shard.pin(before.digest, False))]
-            )
-        self._dispatcher.note_pins([adapter])
-        return adapter
+            facts = self._updated(await shard.pin(facts.digest, True))
+            self._updated(await shard.pin(before.digest, False))
+        self._dispatcher.note_pins([facts])
+        return facts
 
     def _submit(
         self,
@@ -178,7 +240,7 @@ class Router:
         request: TextRequest,
         prompt: list[int],
         max_tokens: int,
-        adapter: pb.Adapter,
+        adapter: AdapterFacts,
         arrived: float,
     ) -> Generation:
         pages = self._dispatcher.needed_pages(len(prompt) + max_tokens, adapter)
@@ -188,7 +250,7 @@ class Router:
         accepted = Accepted(
             request_id=next(self._request_ids),
             prompt_tokens=len(prompt),
-            adapter=request.adapter if adapter.digest else "",
+            adapter=_name(request, adapter),
             digest=adapter.digest,
             seed=secrets.randbits(64) if seed is None else seed,
             max_tokens=max_tokens,
@@ -199,6 +261,12 @@ class Router:
         admission = _admission(accepted, request, prompt, model.info)
         self._dispatcher.submit(Entry(ask, admission, generation))
         return generation
+
+
+def _name(request: TextRequest, adapter: AdapterFacts) -> str:
+    if request.merge is not None:
+        return adapter.reference
+    return request.adapter if adapter.digest else ""
 
 
 def _admission(

@@ -154,7 +154,7 @@ async def _start(
         await shard.wait_ready()
     await router.start()
     await router.wait_ready()
-    names = [entry.name for entry in router.adapters()]
+    names = [entry.name for entry in router.adapters(limit=1).entries]
     port = listener.getsockname()[1]
     sys.stdout.write(invitation(config.host, port, router.info.model_id, names) + "\n")
     sys.stdout.flush()

@@ -5,7 +5,7 @@ Whatever goes wrong on the wire leaves here as a `RequestError`.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 import grpc
@@ -14,6 +14,7 @@ from loralane_proto import shard_pb2 as pb
 from loralane_proto import shard_pb2_grpc
 
 from loralane_router.errors import RequestError, invalid
+from loralane_router.requests import Merge
 
 ERROR_TRAILER: Final = "loralane-error-bin"
 _MESSAGE_BYTES: Final = 64 * 2**20
@@ -117,17 +118,30 @@ class ShardClient:
             raise request_error(exc) from exc
         return {name: bytes(data) for name, data in parts.items()}
 
-    async def resolve(self, reference: str, token: str | None) -> pb.Adapter:
-        """Return the adapter that a reference names now, if this token reaches it."""
+    async def resolve(self, asked: str | Merge, token: str | None) -> pb.Adapter:
+        """Return what a reference names, or several mean together, if this token reaches it now."""
         try:
-            request = pb.ResolveAdapterRequest(reference=reference, token=token or "")
+            request = _resolve_request(asked, token or "")
         except UnicodeEncodeError:  # not chained: it would carry the token
             raise invalid("an adapter's name and token must be Unicode text", "adapter") from None
         return await _wrapped(self._stub.ResolveAdapter(request, timeout=_RESOLVE_S))
 
-    async def load(self, digest: str) -> pb.Adapter:
-        """Make an adapter resident; returns when it is."""
-        request = pb.LoadAdapterRequest(digest=digest)
+    async def validate(
+        self, reference: str, token: str | None, tensors: bool
+    ) -> pb.ValidateAdapterReply:
+        """Return what an adapter is, or why it cannot be served; nothing is remembered."""
+        try:
+            request = pb.ValidateAdapterRequest(
+                reference=reference, token=token or "", tensors=tensors
+            )
+        except UnicodeEncodeError:  # not chained: it would carry the token
+            raise invalid("an adapter's name and token must be Unicode text", "adapter") from None
+        timeout = _LOAD_S if tensors else _RESOLVE_S
+        return await _wrapped(self._stub.ValidateAdapter(request, timeout=timeout))
+
+    async def load(self, digest: str, ttl_s: float | None = None) -> pb.Adapter:
+        """Make an adapter resident; returns when it is. `ttl_s` None = as it is."""
+        request = pb.LoadAdapterRequest(digest=digest, ttl_s=ttl_s)
         return await _wrapped(self._stub.LoadAdapter(request, timeout=_LOAD_S))
 
     async def unload(self, digest: str) -> pb.UnloadAdapterReply:
@@ -140,14 +154,29 @@ class ShardClient:
         request = pb.PinAdapterRequest(digest=digest, pinned=pinned)
         return await _wrapped(self._stub.PinAdapter(request, timeout=_LOAD_S))
 
-    async def list(self) -> list[pb.Adapter]:
-        """Return all adapters that the shard knows."""
-        reply = await _wrapped(self._stub.ListAdapters(pb.ListAdaptersRequest(), timeout=_QUICK_S))
-        return [*reply.adapters]
+    async def list(
+        self, *, limit: int = 0, after: str = "", digests: Sequence[str] = ()
+    ) -> pb.ListAdaptersReply:
+        """Return adapters that the shard knows, and how many: a page by digest, or those named."""
+        request = pb.ListAdaptersRequest(limit=limit, after=after, digests=digests)
+        return await _wrapped(self._stub.ListAdapters(request, timeout=_QUICK_S))
 
     def run(self, wake: Callable[[], None]) -> RunStream:
         """Open the stream on which rows run; `wake` is called when something arrived."""
         return RunStream(self._stub.Run(), wake)
+
+
+def _resolve_request(asked: str | Merge, token: str) -> pb.ResolveAdapterRequest:
+    if isinstance(asked, str):
+        return pb.ResolveAdapterRequest(reference=asked, token=token)
+    members = [pb.MergeMember(reference=name, weight=weight) for name, weight in asked.members]
+    merge = pb.Merge(
+        members=members,
+        strategy=asked.strategy,
+        density=asked.density,
+        majority_sign=asked.majority_sign,
+    )
+    return pb.ResolveAdapterRequest(merge=merge, token=token)
 
 
 async def _wrapped(call: Awaitable[T]) -> T:

@@ -107,6 +107,8 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         #: What the router admitted beyond capacity.
         self.violations: list[str] = []
         self.resolved: list[tuple[str, str]] = []
+        self.merges: list[pb.Merge] = []
+        self.listings: list[pb.ListAdaptersRequest] = []
         self.news = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
         self._steps = 0
@@ -157,14 +159,31 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
             self.news.notify_all()
 
     async def ResolveAdapter(self, request, context):
-        self.resolved.append((request.reference, request.token))
-        reference = self.aliases.get(request.reference, request.reference)
+        if request.HasField("merge"):
+            return await self._resolve_merge(request.merge, request.token, context)
+        return self.described(await self._found(request.reference, request.token, context))
+
+    async def _found(self, asked: str, token: str, context) -> str:
+        self.resolved.append((asked, token))
+        reference = self.aliases.get(asked, asked)
         adapter = self.adapters.get(reference)
         if adapter is None:
-            await _abort(context, pb.ERROR_KIND_NOT_FOUND, f"no adapter {request.reference!r}")
-        if adapter.token not in ("", request.token):
+            await _abort(context, pb.ERROR_KIND_NOT_FOUND, f"no adapter {asked!r}")
+        if adapter.token not in ("", token):
             await _abort(context, pb.ERROR_KIND_FORBIDDEN, "this token does not reach it")
-        return self.described(reference)
+        return reference
+
+    async def _resolve_merge(self, merge: pb.Merge, token: str, context) -> pb.Adapter:
+        """Several adapters as one count up by the weighted sum of their increments."""
+        self.merges.append(merge)
+        found = [await self._found(member.reference, token, context) for member in merge.members]
+        increment = sum(
+            self.adapters[reference].increment * member.weight
+            for reference, member in zip(found, merge.members, strict=True)
+        )
+        name = f"merge:{merge.strategy}({'+'.join(found)})"
+        self.adapters[name] = FakeAdapter(int(increment), digest=f"digest-of-{name}")
+        return self.described(name)
 
     async def LoadAdapter(self, request, context):
         reference = self.reference_of(request.digest)
@@ -184,7 +203,22 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         return self.described(reference)
 
     async def ListAdapters(self, request, context):
-        return pb.ListAdaptersReply(adapters=[self.described(r) for r in self.adapters])
+        self.listings.append(request)
+        described = sorted(map(self.described, self.adapters), key=lambda a: a.digest)
+        if request.digests:
+            page = [adapter for adapter in described if adapter.digest in request.digests]
+        else:
+            page = [adapter for adapter in described if adapter.digest > request.after]
+            page = page[: request.limit or None]
+        return pb.ListAdaptersReply(adapters=page, total=len(described))
+
+    async def ValidateAdapter(self, request, context):
+        adapter = self.adapters.get(request.reference)
+        if adapter is None or adapter.broken is not None:
+            error = pb.Error(kind=pb.ERROR_KIND_NOT_FOUND, message="there is none")
+            return pb.ValidateAdapterReply(error=adapter.broken if adapter else error)
+        notes = ["its tensors were read"] if request.tensors else []
+        return pb.ValidateAdapterReply(adapter=self.described(request.reference), notes=notes)
 
     async def Run(self, request_iterator, context):
         self.rows.clear()

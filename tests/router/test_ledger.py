@@ -1,5 +1,6 @@
 from loralane_proto import shard_pb2 as pb
 from loralane_router.admission import Ask
+from loralane_router.facts import AdapterFacts
 from loralane_router.ledger import Ledger
 
 
@@ -70,7 +71,7 @@ def test_a_stale_report_does_not_block_an_idle_shard():
 
 def test_pinned_adapters_keep_their_lanes_and_need_none():
     ledger = Ledger(capacity())
-    ledger.pin(pb.Adapter(digest="a", lanes=8, pinned=True, tier=pb.TIER_DEVICE))
+    ledger.pin(AdapterFacts(digest="a", lanes=8, pinned=True, tier="device"))
     idle = room(ledger)
 
     ledger.take(A1, 0.0)

@@ -4,6 +4,9 @@ import pytest
 from loralane_router.errors import RequestError
 from loralane_router.requests import Parameters, TextRequest
 
+#: More than any of these tests has.
+ALL = 100
+
 
 async def text(router, adapter: str) -> str:
     generation = await router.open(TextRequest(adapter, "a", Parameters(max_tokens=2)))
@@ -15,8 +18,12 @@ async def test_an_alias_of_the_shard_is_a_name(start_shard, start_router):
     router = await start_router(shard)
 
     assert await text(router, "deux") == await text(router, "org/two") == "ce"
-    (entry,) = router.adapters()
-    assert (entry.name, entry.reference, entry.digest) == ("deux", "org/two", "digest-of-org/two")
+    (entry,) = router.adapters(ALL).entries
+    assert (entry.name, entry.reference, entry.facts.digest) == (
+        "deux",
+        "org/two",
+        "digest-of-org/two",
+    )
 
 
 async def test_a_loaded_adapter_is_resident_and_has_its_name(start_shard, start_router):
@@ -25,7 +32,8 @@ async def test_a_loaded_adapter_is_resident_and_has_its_name(start_shard, start_
 
     entry = await router.load_adapter("mine", "org/two", "t")
 
-    assert (entry.name, entry.tier, entry.lanes, entry.modules) == (
+    facts = entry.facts
+    assert (entry.name, facts.tier, facts.lanes, facts.modules) == (
         "mine",
         "device",
         8,
@@ -92,7 +100,7 @@ async def test_a_name_can_be_given_to_another_adapter(start_shard, start_router)
     await router.load_adapter("prod", "three", None)
 
     assert (before, await text(router, "prod")) == ("ce", "dg")
-    assert {entry.name for entry in router.adapters()} == {"prod", "two"}
+    assert {entry.name for entry in router.adapters(ALL).entries} == {"prod", "two"}
 
 
 async def test_a_replaced_adapter_is_another_digest(start_shard, start_router):
@@ -119,7 +127,7 @@ async def test_an_adapter_is_unloaded_by_any_name_that_led_to_it(start_shard, st
     freed = await router.unload_adapter(name)
 
     assert freed == (1000, 8)
-    assert router.adapters() == []
+    assert router.adapters(ALL).entries == ()
 
 
 async def test_the_list_comes_from_the_shard(start_shard, start_router):
@@ -129,14 +137,14 @@ async def test_the_list_comes_from_the_shard(start_shard, start_router):
     router = await start_router(shard)
     await router.pin_adapter("b", True)
 
-    entries = await router.list_adapters()
+    entries = (await router.list_adapters(ALL)).entries
 
-    assert [(e.name, e.pinned, e.tier) for e in entries] == [
+    assert [(e.name, e.facts.pinned, e.facts.tier) for e in entries] == [
         ("a", False, "disk"),
         ("b", True, "device"),
         ("z", False, "remote"),
     ]
-    assert router.adapters() == entries
+    assert router.adapters(ALL).entries == entries
 
 
 async def test_unknown_names_leave_nothing_behind(start_shard, start_router):
@@ -147,7 +155,8 @@ async def test_unknown_names_leave_nothing_behind(start_shard, start_router):
             await text(router, f"no/such-{number}")
 
     registry = router._registry
-    assert [*registry._known, *registry._digests, *registry._loaded] == []
+    assert [*registry._known, *registry._digests, *registry._loaded, *registry._called] == []
+    registry.check()
     assert len(router._dispatcher._queues) == 0
     router._dispatcher.check()
 
@@ -166,7 +175,7 @@ async def test_the_shard_is_asked_for_its_own_aliases_by_name(start_shard, start
     await generation.aclose()
 
     assert [reference for reference, _ in shard.resolved] == ["deux"]
-    assert [(e.name, e.reference) for e in router.adapters()] == [("deux", "org/two")]
+    assert [(e.name, e.reference) for e in router.adapters(ALL).entries] == [("deux", "org/two")]
 
 
 async def test_an_alias_of_an_alias_means_what_that_one_meant(start_shard, start_router):
@@ -177,5 +186,5 @@ async def test_an_alias_of_an_alias_means_what_that_one_meant(start_shard, start
 
     generation = await router.open(TextRequest("w", (5,), Parameters(max_tokens=1)))
 
-    assert generation.adapter_digest == router.adapters()[0].digest
+    assert generation.adapter_digest == router.adapters(ALL).entries[0].facts.digest
     await generation.aclose()

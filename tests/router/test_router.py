@@ -187,7 +187,7 @@ async def test_an_unknown_adapter_is_not_found_and_not_the_base(start_shard, sta
 
     assert error.status.http == 404
     assert shard.admissions == []
-    assert router.adapters() == []
+    assert router.adapters(100).entries == ()
 
 
 async def test_every_request_is_authorised_with_its_own_token(start_shard, start_router):
@@ -300,7 +300,7 @@ async def test_a_pinned_adapter_keeps_its_lanes(start_shard, start_router):
     await router.pin_adapter("p", False)
     after, _, _ = await answer(router, ask("a", "q"))
 
-    assert entry.pinned
+    assert entry.facts.pinned
     assert (error.status.http, text, after) == (429, "ceg", "ceg")
     assert shard.violations == []
 

@@ -115,7 +115,7 @@ def adapter_of(body: OpenAIBody, router: Router) -> str:
     if body.adapter_id is not None:
         return fields.name("adapter_id", body.adapter_id)
     model = fields.name("model", body.model or "")
-    if model in _WHATEVER and all(entry.name != model for entry in router.adapters()):
+    if model in _WHATEVER and router.adapter(model) is None:
         return ""
     return model
 

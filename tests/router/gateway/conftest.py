@@ -16,11 +16,12 @@ import uvicorn
 from loralane_proto import shard_pb2 as pb
 from loralane_router.config import RouterConfig
 from loralane_router.errors import RequestError, invalid
+from loralane_router.facts import AdapterEntry, AdapterFacts, LoadTimes, Page
 from loralane_router.gateway.app import create_app
 from loralane_router.gateway.limits import Limits
 from loralane_router.metrics import Metrics
 from loralane_router.requests import Delta, OutToken, TextRequest
-from loralane_router.router import AdapterEntry, ModelInfo
+from loralane_router.router import ModelInfo
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 EOS = OutToken(0, "</s>", -0.25, special=True)
@@ -41,10 +42,21 @@ BROKEN = {
 
 
 def entry(name: str, reference: str) -> AdapterEntry:
-    return AdapterEntry(
-        name, reference, f"digest-of-{reference}", "device", 8, 8, 4096, 2,
-        ("q_proj", "v_proj"), 0, False, 1.5, 0.0,
-    )  # fmt: skip
+    facts = AdapterFacts(
+        digest=f"digest-of-{reference}",
+        reference=reference,
+        tier="device",
+        rank=8,
+        lanes=8,
+        bytes=4096,
+        host_bytes=8192,
+        targets=2,
+        modules=("q_proj", "v_proj"),
+        ttl_s=60.0,
+        load_ms=1.5,
+        load_times=LoadTimes(0.125, 0.25, 0.5, 1.0, 2.0),
+    )
+    return AdapterEntry(name, reference, facts)
 
 
 class FakeGeneration:
@@ -122,6 +134,8 @@ class FakeRouter:
     async def open(self, request: TextRequest) -> FakeGeneration:
         self.requests.append(request)
         adapter = "" if request.adapter == BASE.model_id else request.adapter
+        if request.merge is not None:
+            adapter = "&".join(name for name, _ in request.merge.members)
         if adapter in BROKEN:
             raise BROKEN[adapter]
         prompt = self._prompt(request)
@@ -166,16 +180,33 @@ class FakeRouter:
     def tokenize(self, text: str) -> list[tuple[int, str, int, int]]:
         return [(ord(char), char, i, i + 1) for i, char in enumerate(text)]
 
-    def adapters(self) -> list[AdapterEntry]:
-        return list(self._adapters.values())
+    def adapters(self, limit: int, after: str = "") -> Page:
+        behind = sorted(name for name in self._adapters if name > after)
+        entries = tuple(self._adapters[name] for name in behind[:limit])
+        return Page(entries, len(self._adapters), len(behind) > limit)
 
-    async def list_adapters(self) -> list[AdapterEntry]:
-        return self.adapters()
+    def adapter(self, name: str) -> AdapterEntry | None:
+        return self._adapters.get(name)
 
-    async def load_adapter(self, name: str, reference: str, token: str | None) -> AdapterEntry:
+    async def list_adapters(self, limit: int, after: str = "") -> Page:
+        return self.adapters(limit, after)
+
+    async def validate_adapter(
+        self, reference: str, token: str | None, *, tensors: bool
+    ) -> tuple[AdapterFacts, tuple[str, ...]]:
         if reference in BROKEN:
             raise BROKEN[reference]
-        self._adapters[name] = entry(name, reference)
+        notes = (f"read with {token}",) if tensors else ()
+        return entry(reference, reference).facts, notes
+
+    async def load_adapter(
+        self, name: str, reference: str, token: str | None, ttl_s: float | None = None
+    ) -> AdapterEntry:
+        if reference in BROKEN:
+            raise BROKEN[reference]
+        loaded = entry(name, reference)
+        facts = replace(loaded.facts, ttl_s=loaded.facts.ttl_s if ttl_s is None else ttl_s)
+        self._adapters[name] = replace(loaded, facts=facts)
         return self._adapters[name]
 
     async def unload_adapter(self, name: str) -> tuple[int, int]:
@@ -185,7 +216,8 @@ class FakeRouter:
         return 4096, 8
 
     async def pin_adapter(self, name: str, pinned: bool) -> AdapterEntry:
-        self._adapters[name] = replace(self._adapters[self._known(name)], pinned=pinned)
+        known = self._adapters[self._known(name)]
+        self._adapters[name] = replace(known, facts=replace(known.facts, pinned=pinned))
         return self._adapters[name]
 
     def _known(self, name: str) -> str:

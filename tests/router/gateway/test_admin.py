@@ -42,12 +42,21 @@ async def test_a_row_tells_everything_about_an_adapter(http):
         "rank": 8,
         "lanes": 8,
         "bytes": 4096,
+        "host_bytes": 8192,
         "targets": 2,
         "modules": ["q_proj", "v_proj"],
         "rows": 0,
         "pinned": False,
-        "load_ms": 1.5,
+        "ttl_s": 60.0,
         "last_used": 0.0,
+        "load_ms": 1.5,
+        "load_times": {
+            "open_ms": 0.125,
+            "read_ms": 0.25,
+            "cast_ms": 0.5,
+            "write_ms": 1.0,
+            "wait_ms": 2.0,
+        },
     }
 
 
@@ -97,12 +106,12 @@ async def test_a_load_that_cannot_work_is_no_success(http, body, status, param):
 
 async def test_vllms_routes_load_and_unload(http, router):
     loaded = await http.post("/v1/load_lora_adapter", json={"lora_name": "v", "lora_path": "org/v"})
-    names = [entry.name for entry in router.adapters()]
+    names = [entry.name for entry in router.adapters(9).entries]
     unloaded = await http.post("/v1/unload_lora_adapter", json={"lora_name": "v"})
 
     assert (loaded.status_code, unloaded.status_code) == (200, 200)
     assert "v" in names
-    assert "v" not in [entry.name for entry in router.adapters()]
+    assert "v" not in [entry.name for entry in router.adapters(9).entries]
 
 
 async def test_a_path_that_is_not_there_is_not_a_200(http):

@@ -1,0 +1,179 @@
+"""Metrics whose labels come and go: written anew from a snapshot at every scrape.
+
+So there is never a stale series, and the page stays small whatever is registered: adapters with a
+row of their own are bounded (`usage`), and lists of names end where `_NAMES_BYTES` is reached.
+
+The `vllm:` names are those that endpoint pickers of llm-d and of the Kubernetes Gateway API read:
+requests waiting and running, KV cache, `lora_requests_info` (adapters at work) and
+`lora_adapter_loaded` (adapters in memory, `level` gpu = its lanes are on the device).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from loralane_proto import shard_pb2 as pb
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from loralane_router.facts import TIER_NAMES, AdapterFacts
+from loralane_router.usage import UsageRow
+
+#: Bytes of adapter names in one list.
+_NAMES_BYTES: Final = 16_000
+#: A longer name loses its middle in a label that is for people.
+_LABEL_CHARACTERS: Final = 96
+#: Lanes of the smallest adapter.
+_LANE_PAGE: Final = 8
+_LEVELS: Final = {"device": "gpu", "host": "cpu"}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Requests under way, and the names of the adapters that they asked for."""
+
+    running: int
+    waiting: int
+    running_adapters: frozenset[str]
+    waiting_adapters: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is written. `capacity` and `model_name` are None while there is no shard."""
+
+    model_name: str | None
+    capacity: pb.Capacity | None
+    work: Work
+    #: Known adapters in each tier.
+    tiers: Mapping[str, int]
+    #: (name, facts) of adapters in the device or host tier.
+    held: Iterable[tuple[str, AdapterFacts]]
+    usage: Sequence[UsageRow]
+    #: Unix seconds.
+    now: float
+
+
+class Exposition(Collector):
+    """Writes the metrics of what `snapshot` returns."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of this moment."""
+        snapshot = self._snapshot()
+        yield _tiers(snapshot.tiers)
+        yield from _usage(snapshot.usage)
+        if snapshot.capacity is not None and snapshot.model_name is not None:
+            yield from _serving(snapshot.model_name, snapshot.capacity, snapshot.work)
+            yield from _adapters(snapshot.model_name, snapshot.capacity, snapshot)
+
+
+def most_resident(lanes: int, resident: Sequence[AdapterFacts]) -> int:
+    """Return how many adapters fit into so many lanes, of the mean size of those there."""
+    taken = sum(facts.lanes for facts in resident)
+    return lanes * len(resident) // taken if taken else lanes // _LANE_PAGE
+
+
+def _tiers(tiers: Mapping[str, int]) -> Metric:
+    text = "Adapters that the shard was last known to know, by tier"
+    family = GaugeMetricFamily("loralane_adapters", text, labels=["tier"])
+    for name in TIER_NAMES.values():
+        family.add_metric([name], tiers.get(name, 0))
+    return family
+
+
+def _usage(rows: Sequence[UsageRow]) -> Iterator[Metric]:
+    """The sums by adapter. A summary without quantiles: buckets would be too many series."""
+    labels = ["adapter", "digest"]
+    of = [([_short(row.adapter), row.digest[:16]], row.usage) for row in rows]
+    counters = (
+        ("requests", "Requests accepted", "requests"),
+        ("prompt_tokens", "Prompt tokens of requests that had a first token", "prompt_tokens"),
+        ("generated_tokens", "Tokens generated", "generated_tokens"),
+        ("cold_starts", "Requests that waited on the shard for the adapter", "cold_starts"),
+        ("cold_wait_seconds", "How long they waited, in all", "cold_s"),
+    )
+    for name, text, field in counters:
+        counter = CounterMetricFamily(f"loralane_adapter_{name}", text, labels=labels)
+        for values, usage in of:
+            counter.add_metric(values, getattr(usage, field))
+        yield counter
+    text = "From acceptance to the first token, by adapter"
+    first = SummaryMetricFamily("loralane_adapter_time_to_first_token_seconds", text, labels=labels)
+    for values, usage in of:
+        first.add_metric(values, usage.first_tokens, usage.first_token_s)
+    yield first
+
+
+def _serving(model_name: str, capacity: pb.Capacity, work: Work) -> Iterator[Metric]:
+    used = capacity.pages_total - capacity.pages_free
+    gauges = (
+        ("num_requests_running", "Requests on the shard", work.running),
+        ("num_requests_waiting", "Requests in queues", work.waiting),
+        ("kv_cache_usage_perc", "KV pages in use; 1 = all", used / max(1, capacity.pages_total)),
+    )
+    for name, text, value in gauges:
+        yield _gauge(f"vllm:{name}", text, {"model_name": model_name}, value)
+    labels = {"block_size": capacity.page_tokens, "num_gpu_blocks": capacity.pages_total}
+    yield _gauge("vllm:cache_config_info", "KV pages and their tokens", labels, 1)
+
+
+def _adapters(model_name: str, capacity: pb.Capacity, snapshot: Snapshot) -> Iterator[Metric]:
+    held = list(snapshot.held)
+    resident = [facts for _, facts in held if facts.tier == "device"]
+    most = most_resident(capacity.lanes_total, resident)
+    work = snapshot.work
+    labels = {
+        "max_lora": most,
+        "running_lora_adapters": ",".join(_bounded(work.running_adapters)),
+        # Whose requests run is not waiting: pickers add the two up.
+        "waiting_lora_adapters": ",".join(_bounded(work.waiting_adapters - work.running_adapters)),
+    }
+    yield _gauge("vllm:lora_requests_info", "Adapters at work; unix seconds", labels, snapshot.now)
+    model = {"model_name": model_name}
+    yield _gauge(
+        "vllm:num_gpu_loaded_lora_adapters", "Adapters on the device", model, len(resident)
+    )
+    yield _gauge("vllm:max_gpu_lora_adapters", "Adapters that fit there", model, most)
+    yield _loaded(held)
+
+
+def _loaded(held: Sequence[tuple[str, AdapterFacts]]) -> Metric:
+    text = "Adapters in memory; gpu = on the device"
+    family = GaugeMetricFamily(
+        "vllm:lora_adapter_loaded", text, labels=["adapter_name", "level", "pinned"]
+    )
+    by_name = {name: facts for name, facts in reversed(held) if "\n" not in name}
+    first = sorted(by_name, key=lambda name: by_name[name].tier != "device")
+    for name in _bounded(first, extra=64):
+        facts = by_name[name]
+        family.add_metric([name, _LEVELS[facts.tier], str(facts.pinned).lower()], 1)
+    return family
+
+
+def _gauge(name: str, text: str, labels: Mapping[str, object], value: float) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=list(labels))
+    family.add_metric([str(value) for value in labels.values()], value)
+    return family
+
+
+def _bounded(names: Iterable[str], extra: int = 0) -> Iterator[str]:
+    """Yield names while they fit, each with `extra` bytes around it; a set's in order."""
+    left = _NAMES_BYTES
+    for name in sorted(names) if isinstance(names, frozenset) else names:
+        left -= len(name.encode()) + 1 + extra
+        if left < 0:
+            return
+        yield name
+
+
+def _short(name: str) -> str:
+    half = _LABEL_CHARACTERS // 2
+    return name if len(name) <= _LABEL_CHARACTERS else f"{name[:half]}...{name[-half:]}"
