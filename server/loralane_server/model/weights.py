@@ -30,7 +30,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self._stack = ExitStack()
         self._file_of: dict[str, safe_open] = {}
-        for path in _weight_files(folder):
+        for path in weight_files(folder):
             try:
                 file = self._stack.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as exc:
@@ -164,7 +164,8 @@ def _has_bias(spec: ModelSpec, module: str) -> bool:
     return spec.qkv_bias if module in _ATTENTION else spec.mlp_bias
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a model folder; raises `ModelUnsupported` without any."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
