@@ -164,6 +164,15 @@ def opening_headers(generations: Sequence[Generation]) -> dict[str, str]:
     return headers
 
 
+def first_token_headers(generations: Sequence[Generation]) -> dict[str, str]:
+    """Return what is known from the first token on: also how long an adapter was waited for."""
+    headers = opening_headers(generations)
+    if generations[0].adapter_digest:
+        cold_ms = max(generation.cold_ms for generation in generations)
+        headers["x-loralane-adapter-cold-ms"] = f"{cold_ms:.1f}"
+    return headers
+
+
 def closing_headers(
     generations: Sequence[Generation], answers: Sequence[Answer], started: float
 ) -> dict[str, str]:
@@ -172,9 +181,8 @@ def closing_headers(
     `started` is a reading of `time.perf_counter`.
     """
     first = generations[0]
-    return opening_headers(generations) | {
+    return first_token_headers(generations) | {
         "x-generated-tokens": str(sum(len(answer.tokens) for answer in answers)),
         "x-total-time": f"{(time.perf_counter() - started) * 1000:.0f}",
         "x-queue-time": f"{first.queue_s * 1000:.0f}",
-        "x-loralane-cold-ms": f"{first.cold_ms:.0f}",
     }

@@ -11,7 +11,12 @@ from starlette.types import Receive, Scope, Send
 
 from loralane_router.errors import RequestError
 from loralane_router.gateway.failures import Failure
-from loralane_router.gateway.generations import close_all, disconnected, opening_headers
+from loralane_router.gateway.generations import (
+    close_all,
+    disconnected,
+    first_token_headers,
+    opening_headers,
+)
 from loralane_router.gateway.limits import Limits
 from loralane_router.router import Generation
 
@@ -75,6 +80,7 @@ class EventStream(Response):
             await asyncio.wait({self._first}, timeout=self._limits.quiet_s)
             if self._first.done():
                 self._first.result()
+                self.headers.update(first_token_headers(self._generations))
         except BaseException:
             await self._close()
             raise
