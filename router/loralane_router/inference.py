@@ -12,7 +12,7 @@ from loralane_proto import inference_pb2 as pb
 from loralane_proto import inference_pb2_grpc, shard_pb2
 
 from loralane_router.errors import RequestError, invalid
-from loralane_router.requests import Delta, Message, Parameters, TextRequest
+from loralane_router.requests import Delta, Merge, Message, Parameters, TextRequest
 from loralane_router.router import Generation, Router
 from loralane_router.shards import ERROR_TRAILER
 
@@ -104,6 +104,19 @@ def text_request(request: pb.GenerateRequest) -> TextRequest:
             ignore_eos=request.ignore_eos,
         ),
         token=request.token or None,
+        merge=_merge(request) if request.HasField("merge") else None,
+    )
+
+
+def _merge(request: pb.GenerateRequest) -> Merge:
+    if request.adapter:
+        raise invalid("adapter and merge exclude each other", "merge")
+    merge = request.merge
+    return Merge(
+        members=tuple((member.adapter, member.weight) for member in merge.members),
+        strategy=merge.strategy or "linear",
+        density=merge.density,
+        majority_sign=merge.majority_sign or "total",
     )
 
 

@@ -13,6 +13,7 @@ from loralane_router.errors import invalid
 from loralane_router.gateway import fields
 from loralane_router.gateway.bodies import Neutral, bearer, parse, refuse_unsupported
 from loralane_router.gateway.limits import MAX_TOP_LOGPROBS
+from loralane_router.gateway.merges import MergedAdapters, merge_of
 from loralane_router.requests import Parameters, TextRequest
 from loralane_router.router import Router
 
@@ -20,7 +21,6 @@ from loralane_router.router import Router
 _DEFAULT_MAX_NEW_TOKENS: Final = 20
 
 _NEUTRAL: Final[Neutral] = {
-    "merged_adapters": (),
     "subfolder": (),
     "best_of": (1,),
     "repetition_penalty": (1,),
@@ -39,6 +39,7 @@ class NativeParameters(msgspec.Struct):
     """`parameters`; null means not given."""
 
     adapter_id: str | None = None
+    merged_adapters: MergedAdapters | None = None
     adapter_source: Literal["hub", "local"] | None = None
     api_token: str | None = None
     do_sample: bool | None = None
@@ -84,7 +85,8 @@ def text_request(body: NativeBody, request: Request, router: Router) -> TextRequ
     given = body.given
     adapter = fields.name("adapter_id", given.adapter_id or "")
     token = given.api_token or bearer(request)
-    return TextRequest(adapter, body.inputs, _parameters(body, router), token)
+    merge = merge_of(given.merged_adapters, adapter)
+    return TextRequest(adapter, body.inputs, _parameters(body, router), token, merge)
 
 
 def alternatives_of(given: NativeParameters) -> int:

@@ -173,7 +173,7 @@ async def test_the_hub_token_comes_from_the_body_or_the_header(
 @pytest.mark.parametrize(
     ("parameters", "field"),
     [
-        ({"merged_adapters": {"ids": ["a"]}}, "merged_adapters"),
+        ({"merged_adapters": {"ids": ["a"], "weights": []}}, "merged_adapters"),
         ({"subfolder": "policy"}, "subfolder"),
         ({"adapter_source": "s3"}, "adapter_source"),
         ({"adapter_source": "pbase"}, "adapter_source"),
