@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -24,6 +23,9 @@ from loralane_server.model.rope import Rope
 from loralane_server.model.spec import ModelSpec
 from torch import Tensor
 
+from tests.server import handmade
+from tests.server.handmade import TABLES, Adapter, shapes_of, table
+
 SPEC = ModelSpec(
     architecture="LlamaForCausalLM",
     layers=2,
@@ -44,73 +46,23 @@ SPEC = ModelSpec(
     eos_token_ids=(),
     stored_dtype="float32",
 )
-#: (out, in)
-SHAPES = SPEC.linears() | {
-    "embed_tokens": (SPEC.hidden, SPEC.vocab),
-    "lm_head": (SPEC.vocab, SPEC.hidden),
-}
-TABLES = ("embed_tokens", "lm_head")
+SHAPES = shapes_of(SPEC)
 LANE_PAGES = 12
 NO_KV = np.zeros(1, dtype=np.int32)
 #: Relative to outputs of about 1: what one rounding to the dtype, and one of the reference, cost.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 
-@dataclass(repr=False)
-class Adapter:
-    """An adapter made by hand: one layer of linears, the same in all layers, and the ends."""
-
-    pages: tuple[int, ...] = ()
-    targets: dict[str, TargetTensors] = field(default_factory=dict)
-    tables: dict[str, TableRows] = field(default_factory=dict)
-
-    def cast(self, dtype: torch.dtype) -> "Adapter":
-        """The adapter as a shard that computes in `dtype` gets it."""
-        targets = {
-            m: TargetTensors(
-                t.a.to(dtype),
-                t.b.to(dtype),
-                None if t.gain is None else t.gain.to(dtype),
-                None if t.shift is None else t.shift.to(dtype),
-            )
-            for m, t in self.targets.items()
-        }
-        tables = {m: TableRows(t.ids, t.rows.to(dtype)) for m, t in self.tables.items()}
-        return Adapter(self.pages, targets, tables)
-
-    def write(self, device: CpuDevice) -> None:
-        ends = {m: t for m, t in self.targets.items() if m in TABLES}
-        device.write_lanes(ENDS, self.pages, ends, self.tables)
-        linears = {m: t for m, t in self.targets.items() if m not in TABLES}
-        for layer in range(SPEC.layers):
-            device.write_lanes(layer, self.pages, linears, {})
-
-
 def target(
     module: str, rank: int, seed: int, *, gain: bool = False, shift: bool = False
 ) -> TargetTensors:
-    out, inside = SHAPES[module]
-    make = torch.Generator().manual_seed(seed)
-    scale = 1.0 if module == "embed_tokens" else inside**-0.5
-    return TargetTensors(
-        torch.randn(rank, inside, generator=make) * scale,
-        torch.randn(rank, out, generator=make) * rank**-0.5,
-        torch.randn(out, generator=make) * 0.01 if gain else None,
-        torch.randn(out, generator=make) if shift else None,
-    )
-
-
-def table(ids: list[int] | None, seed: int) -> TableRows:
-    make = torch.Generator().manual_seed(seed)
-    count = SPEC.vocab if ids is None else len(ids)
-    rows = torch.randn(count, SPEC.hidden, generator=make)
-    return TableRows(None if ids is None else torch.tensor(ids), rows)
+    return handmade.target(SHAPES[module], rank, seed, gain=0.01 * gain, shift=1.0 * shift)
 
 
 def everything(pages: tuple[int, ...], seed: int) -> Adapter:
     """An adapter that changes all that can be changed."""
     targets = {m: target(m, LANE_PAGE * len(pages), seed, gain=True, shift=True) for m in SHAPES}
-    return Adapter(pages, targets, {m: table(None, seed) for m in TABLES})
+    return Adapter(pages, targets, {m: table(SPEC, None, seed) for m in TABLES})
 
 
 def linear(y: Tensor, x: Tensor, change: TargetTensors | None) -> Tensor:
@@ -234,7 +186,7 @@ def adapters(draw: st.DrawFn) -> list[Adapter]:
             st.integers(0, SPEC.vocab - 1), unique=True, min_size=1, max_size=30
         )
         replaced = draw(st.lists(st.sampled_from(TABLES), unique=True))
-        tables = {name: table(draw(ids), seed) for name in replaced}
+        tables = {name: table(SPEC, draw(ids), seed) for name in replaced}
         found.append(Adapter(own, targets, tables))
     return found
 
@@ -249,9 +201,9 @@ def test_any_mix_of_rows_gets_what_its_own_adapters_do(
     present = [adapter.cast(dtype) for adapter in data.draw(adapters())]
     for number, adapter in enumerate(present):
         if data.draw(st.booleans()):  # its pages belonged to others, who changed everything
-            everything(adapter.pages[-1:], 90 + number).cast(dtype).write(device)
-            everything(adapter.pages, 95 + number).cast(dtype).write(device)
-        adapter.write(device)
+            everything(adapter.pages[-1:], 90 + number).cast(dtype).write(device, SPEC.layers)
+            everything(adapter.pages, 95 + number).cast(dtype).write(device, SPEC.layers)
+        adapter.write(device, SPEC.layers)
     length = st.sampled_from([1, 1, 1, 2, 5])
     rows: list[tuple[Adapter | None, int]] = data.draw(
         st.lists(st.tuples(st.sampled_from([None, *present]), length), min_size=1, max_size=10)
@@ -271,7 +223,7 @@ def test_rows_of_one_adapter_far_apart_and_scattered_pages_are_found() -> None:
     scattered, plain = everything((1, 9), 0), Adapter((4,), {"q_proj": target("q_proj", 3, 1)})
     scattered.tables = {}
     for adapter in (scattered, plain):
-        adapter.write(device)
+        adapter.write(device, SPEC.layers)
     rows = [(scattered, 1), (plain, 1), (scattered, 1), (None, 1), (plain, 3), (scattered, 4)]
     step = make_step(rows, [0, 1, 2, 3, 6, 10])
 
@@ -304,7 +256,7 @@ def test_a_small_gain_is_not_lost_in_bfloat16() -> None:
     change = target("o_proj", 1, seed=0, gain=True)
     change = TargetTensors(change.a.bfloat16(), change.b.bfloat16() * 0, change.gain)
     adapter = Adapter((0,), {"o_proj": change})
-    adapter.write(device)
+    adapter.write(device, SPEC.layers)
     step = make_step([(adapter, 1), (adapter, 6)], [])
 
     outcome = Outcome(device, step, torch.bfloat16)
@@ -318,7 +270,7 @@ def test_tables_are_let_go_when_their_adapter_leaves_or_its_pages_are_written() 
     device = make_device()
     tables: list[TableRows] = []
     for page in (0, 1):
-        tables.append(table(None, page))
+        tables.append(table(SPEC, None, page))
         device.write_lanes(ENDS, (page,), {}, {"lm_head": tables[-1]})
     alive = [weakref.ref(rows.rows) for rows in tables]
     tables.clear()
