@@ -1,54 +1,26 @@
 """From tensor names to targets: which tensor changes which linear of the base, with which scale.
 
-Every tensor must map to exactly one target of the base. One that does not makes the adapter
-incompatible: dropping it would answer with something between the base and the adapter.
+Every tensor must have a place in the base. One that has none makes the adapter incompatible:
+dropping it would answer with something between the base and the adapter.
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
 
+from loralane_server.adapters.base_shape import BaseShape
 from loralane_server.adapters.headers import TensorRef
 from loralane_server.adapters.located import Located
-from loralane_server.adapters.spec import (
-    MAX_RANK,
-    AdapterSpec,
-    BaseShape,
-    block_of,
-    module_name,
-)
-from loralane_server.errors import AdapterCorrupt, AdapterIncompatible, AdapterTooLarge
+from loralane_server.adapters.names import Part, Place, place_of
+from loralane_server.adapters.spec import MAX_RANK, AdapterSpec
+from loralane_server.adapters.tables import Tables, build_tables
+from loralane_server.adapters.targets import Parts, Target, build_targets, incompatible
+from loralane_server.device.seam import ENDS
+from loralane_server.errors import AdapterCorrupt, AdapterTooLarge
 
-#: What `reader` can turn into float32.
-DTYPES: Final = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
-
-#: Names that wrappers insert anywhere; they say nothing about the module.
-_WRAPPERS: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-#: What may stand before `layers`: wrappers of the whole model, in any number.
-_ROOTS: Final = frozenset({"base_model", "model", "language_model"})
-_SUFFIXES: Final = {
-    ("lora_A", "weight"): "A",
-    ("lora_B", "weight"): "B",
-    ("lora_A", "default", "weight"): "A",
-    ("lora_B", "default", "weight"): "B",
-}
-_SHOWN: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One linear that the adapter changes: W + scale * (B @ A)."""
-
-    layer: int
-    module: str
-    rank: int
-    scale: float
-    #: [rank, in]
-    a: TensorRef
-    #: [out, rank]
-    b: TensorRef
+#: What of a table's tensors `tables` reads; the rest is LoRA.
+_TABLE_PARTS: frozenset[Part] = frozenset({"table", "tokens", "base"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,19 +30,29 @@ class AdapterIndex:
     digest: str
     #: What it was first named.
     reference: str
-    #: The largest of its targets.
+    #: The largest of its targets, the `ENDS` too; at least 1, so that every adapter has a lane.
     rank: int
     #: Of its tensors as stored.
     bytes: int
+    #: By (layer, module); the layer may be `ENDS`.
     targets: Mapping[tuple[int, str], Target]
-    #: Names of the modules that it changes in any layer, sorted.
+    #: Names of the modules that it changes in any layer and at the `ENDS`, sorted.
     modules: tuple[str, ...]
     #: One entry for each layer of the base, empty where the adapter changes nothing.
     layers: tuple[tuple[Target, ...], ...]
+    #: LoRA on the embedding and the head.
+    ends: tuple[Target, ...]
+    #: What replaces rows of the embedding and the head.
+    tables: Tables
 
     def layer(self, n: int) -> tuple[Target, ...]:
-        """The targets of layer n, by module name."""
-        return self.layers[n]
+        """The targets of layer n, or of the `ENDS`, by module name."""
+        return self.ends if n == ENDS else self.layers[n]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is pairs of A and B and nothing else, so that it can be merged with others."""
+        return not self.tables and all(target.is_plain for target in self.targets.values())
 
 
 def build_index(
@@ -78,117 +60,76 @@ def build_index(
 ) -> AdapterIndex:
     """Map every tensor to its target and check it against the base and the config.
 
-    `max_rank` is the largest rank that fits this shard's lanes.
+    `max_rank` is the largest rank that fits this shard's lanes. Pure: the same headers make the
+    same index, so it may be forgotten and built again.
 
     Raises:
         AdapterIncompatible: a tensor that maps nowhere or lacks its other half, or a shape, rank
             or dtype that does not fit; `tensors` names them.
         AdapterCorrupt: no tensors at all.
-        AdapterTooLarge: more lanes than the shard has.
+        AdapterTooLarge: more lanes than the shard has, or tables above the budget.
     """
     tensors = [tensor for header in located.headers for tensor in header.tensors]
     if not tensors:
         raise AdapterCorrupt("the adapter is empty: its safetensors file holds no tensors")
-    pairs = sorted(_pairs(tensors, base).items())
-    targets = {place: _target(place, halves, spec, base) for place, halves in pairs}
-    rank = max(target.rank for target in targets.values())
+    found = _by_module(tensors, base)
+    linears = {place: _without_tables(parts) for place, parts in found.items()}
+    targets = build_targets({at: parts for at, parts in linears.items() if parts}, spec, base)
+    tables = build_tables({m: parts for (n, m), parts in found.items() if n == ENDS}, spec, base)
+    rank = max((target.rank for target in targets.values()), default=0)
+    _check_rank(rank, max_rank)
+    by_layer: dict[int, list[Target]] = {}
+    for target in targets.values():
+        by_layer.setdefault(target.layer, []).append(target)
+    changed = {module for _, module in targets} | {table.module for table in tables.replaced}
+    return AdapterIndex(
+        digest=_digest(located),
+        reference=located.reference,
+        rank=max(1, rank),
+        bytes=sum(tensor.end - tensor.begin for tensor in tensors),
+        targets=MappingProxyType(targets),
+        modules=tuple(sorted(changed)),
+        layers=tuple(tuple(by_layer.get(n, ())) for n in range(base.layers)),
+        ends=tuple(by_layer.get(ENDS, ())),
+        tables=tables,
+    )
+
+
+def _by_module(
+    tensors: Iterable[TensorRef], base: BaseShape
+) -> dict[tuple[int, str], dict[Part, TensorRef]]:
+    found: dict[tuple[int, str], dict[Part, TensorRef]] = {}
+    placed = [(tensor, place_of(tensor.name, base)) for tensor in tensors]
+    unmapped = [tensor.name for tensor, place in placed if place is None]
+    if unmapped:
+        what = f"{len(unmapped)} tensors map to no linear of this base, the first of them"
+        raise incompatible(what, unmapped)
+    names: dict[str, str] = {}
+    for tensor, place in placed:
+        assert place is not None, "unmapped tensors were refused"
+        _put(found.setdefault((place.layer, place.module), {}), place, tensor)
+        names.setdefault(place.adapter, tensor.name)
+    if len(names.keys() - {""}) > 1:
+        raise incompatible("the file holds more than one adapter", names.values())
+    return found
+
+
+def _put(parts: dict[Part, TensorRef], place: Place, tensor: TensorRef) -> None:
+    if place.part in parts:
+        both = (parts[place.part].name, tensor.name)
+        raise incompatible("two tensors are the same target", both)
+    parts[place.part] = tensor
+
+
+def _without_tables(parts: Parts) -> Parts:
+    return {part: ref for part, ref in parts.items() if part not in _TABLE_PARTS}
+
+
+def _check_rank(rank: int, max_rank: int) -> None:
     if rank > MAX_RANK:
         raise AdapterTooLarge(f"the adapter's rank {rank} is above {MAX_RANK}, the largest served")
     if rank > max_rank:
         raise AdapterTooLarge(f"the adapter's rank {rank} does not fit the shard; raise --lanes")
-    return AdapterIndex(
-        digest=_digest(located),
-        reference=located.reference,
-        rank=rank,
-        bytes=sum(tensor.end - tensor.begin for tensor in tensors),
-        targets=MappingProxyType(targets),
-        modules=tuple(sorted({module for _, module in targets})),
-        layers=tuple(
-            tuple(target for target in targets.values() if target.layer == n)
-            for n in range(base.layers)
-        ),
-    )
-
-
-def _pairs(
-    tensors: Iterable[TensorRef], base: BaseShape
-) -> dict[tuple[int, str], dict[str, TensorRef]]:
-    pairs: dict[tuple[int, str], dict[str, TensorRef]] = {}
-    unmapped: list[str] = []
-    for tensor in tensors:
-        place = _place(tensor.name, base)
-        if place is None:
-            unmapped.append(tensor.name)
-            continue
-        layer, module, half = place
-        halves = pairs.setdefault((layer, module), {})
-        if half in halves:
-            both = (halves[half].name, tensor.name)
-            raise _incompatible("two tensors are the same target", both)
-        halves[half] = tensor
-    if unmapped:
-        found = f"{len(unmapped)} tensors map to no linear of this base, the first of them"
-        raise _incompatible(found, unmapped)
-    return pairs
-
-
-def _place(name: str, base: BaseShape) -> tuple[int, str, str] | None:
-    """(layer, module, "A" or "B") that the name stands for; None where it is no target."""
-    segments = [segment for segment in name.split(".") if segment not in _WRAPPERS]
-    suffix = next((s for s in _SUFFIXES if tuple(segments[-len(s) :]) == s), None)
-    if suffix is None or len(segments) < len(suffix) + 4:
-        return None
-    *roots, layers, number, block, module = segments[: -len(suffix)]
-    if layers != "layers" or not _ROOTS.issuperset(roots) or base.shape(module) is None:
-        return None
-    if block != block_of(module) or number not in map(str, range(base.layers)):
-        return None
-    return int(number), module, _SUFFIXES[suffix]
-
-
-def _target(
-    place: tuple[int, str], halves: Mapping[str, TensorRef], spec: AdapterSpec, base: BaseShape
-) -> Target:
-    name = module_name(*place)
-    if len(halves) != 2:
-        (half,) = halves
-        missing = "lora_B" if half == "A" else "lora_A"
-        raise _incompatible(f"{name} has no {missing} to its other half", (halves[half].name,))
-    a, b = halves["A"], halves["B"]
-    _check_dtypes(a, b)
-    rank = _checked_rank(name, a, b, spec, base.shape(place[1]))
-    return Target(*place, rank=rank, scale=spec.scale_of(name, rank), a=a, b=b)
-
-
-def _check_dtypes(*tensors: TensorRef) -> None:
-    for tensor in tensors:
-        if tensor.dtype not in DTYPES:
-            raise _incompatible(f"dtype {tensor.dtype} is not served", (tensor.name,))
-
-
-def _checked_rank(
-    name: str, a: TensorRef, b: TensorRef, spec: AdapterSpec, shape: tuple[int, int] | None
-) -> int:
-    assert shape is not None, "a place is a module of the base"
-    rows, columns = shape
-    rank = a.shape[0] if a.shape else 0
-    if a.shape != (rank, columns) or b.shape != (rows, rank):
-        raise _incompatible(
-            f"{name}: the base takes A of shape (r, {columns}) and B of shape ({rows}, r), "
-            f"found {list(a.shape)} and {list(b.shape)}",
-            (a.name, b.name),
-        )
-    if rank != spec.rank_of(name):
-        raise _incompatible(
-            f"{name}: the tensors are of rank {rank}, the config says r = {spec.rank_of(name)}",
-            (a.name, b.name),
-        )
-    return rank
-
-
-def _incompatible(what: str, names: Iterable[str]) -> AdapterIncompatible:
-    shown = [name[:200] for name in list(names)[:_SHOWN]]
-    return AdapterIncompatible(f"{what}: {', '.join(map(ascii, shown))}", tensors=shown)
 
 
 def _digest(located: Located) -> str:

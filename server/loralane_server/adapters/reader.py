@@ -1,33 +1,28 @@
-"""The tensors of one layer, read when it is needed: by range, scaled in float32, checked, cast.
+"""The tensors of one layer, read when it is needed: by range, folded in float32, checked, cast.
 
 Masks multiply, and 0 x NaN would poison every row of a batch, so nothing that is not finite passes.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
-from math import isfinite, prod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from loralane_server.adapters.files import Reads, opened, read_into
-from loralane_server.adapters.headers import TensorRef
-from loralane_server.adapters.index import AdapterIndex, Target
+from loralane_server.adapters.base_shape import module_name
+from loralane_server.adapters.factors import Factors, Folded, fold, served
+from loralane_server.adapters.files import Reads
+from loralane_server.adapters.index import AdapterIndex
+from loralane_server.adapters.ranges import OpenFile, read_tensors
+from loralane_server.adapters.table_reader import TableFiles
+from loralane_server.adapters.targets import Rows, Target
 from loralane_server.device.seam import ENDS, TableRows, TargetTensors
-from loralane_server.errors import AdapterCorrupt
-
-_STORED: Final = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+from loralane_server.errors import AdapterIncompatible
+from loralane_server.model.base_weights import BaseWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +32,7 @@ class ReadTimes:
     #: Until the files were open; on the hub this is the download.
     open_ms: float = 0.0
     read_ms: float = 0.0
-    #: Scaling, checking, casting.
+    #: Folding, checking, casting.
     cast_ms: float = 0.0
 
 
@@ -45,7 +40,7 @@ class ReadTimes:
 class LayerTensors:
     """One layer of one adapter, ready for the lanes: CPU tensors in the shard's dtype.
 
-    By module name; contiguous; nobody may write to them.
+    By module name; contiguous; nobody may write to them. Gain and shift are float32.
     """
 
     #: `ENDS` for the embedding and the head.
@@ -59,94 +54,116 @@ class LayerTensors:
 
 
 class Reader:
-    """Reads layers for a shard that computes in `dtype`."""
+    """Reads layers for a shard that computes in `dtype`; any thread.
 
-    def __init__(self, dtype: torch.dtype, reads: Reads) -> None:
+    `base` gives the base's own weights, for adapters that are relative to them (DoRA, biases).
+    """
+
+    def __init__(self, dtype: torch.dtype, reads: Reads, base: BaseWeights | None = None) -> None:
         self._dtype = dtype
         self._reads = reads
+        self._base = base
 
-    def read_layer(
-        self, index: AdapterIndex, open_file: Callable[[str], Path], layer: int
-    ) -> LayerTensors:
+    def read_layer(self, index: AdapterIndex, open_file: OpenFile, layer: int) -> LayerTensors:
         """Read exactly this layer's tensors; a layer without targets reads nothing.
-
-        `open_file` is asked before and after, so that a file replaced meanwhile is noticed.
 
         Raises:
             AdapterCorrupt: truncated, changed since it was resolved, or not finite.
-            AdapterNotFound, SourceUnavailable: as `open_file` and the disk.
+            AdapterIncompatible: relative to the base's weights, which are not at hand.
+            AdapterTooLarge: tables that turn out to differ from the base's are above the budget.
+            AdapterNotFound, SourceUnavailable: as `open_file` and the disks.
         """
-        targets_here = () if layer == ENDS else index.layer(layer)
+        opening = _Opening(open_file)
         began = time.perf_counter()
-        stored, open_ms = self._read(targets_here, open_file)
+        factors = self._factors(index, opening, layer)
+        tables: Mapping[str, TableRows] = {}
+        if layer == ENDS and index.tables:
+            files = TableFiles(opening, self._reads, self._dtype, self._base)
+            tables, factors = files.read(index.tables, factors)
         read = time.perf_counter()
-        targets: dict[str, TargetTensors] = {}
-        for target in targets_here:
-            b = stored[target.b.name].to(torch.float32).mul(target.scale).T
-            targets[target.module] = TargetTensors(
-                self._served(stored[target.a.name], target.a),
-                self._served(b, target.b),
-            )
-        nbytes = sum(target.nbytes for target in targets.values())
+        served_layer = self.serve(layer, factors, tables)
         cast_ms = (time.perf_counter() - read) * 1e3
-        times = ReadTimes(open_ms, (read - began) * 1e3 - open_ms, cast_ms)
-        return LayerTensors(layer, targets, nbytes, times=times)
+        read_ms = (read - began) * 1e3 - opening.ms
+        return replace(served_layer, times=ReadTimes(opening.ms, read_ms, cast_ms))
 
-    def _read(
-        self, targets: Sequence[Target], open_file: Callable[[str], Path]
-    ) -> tuple[dict[str, Tensor], float]:
-        """Return the tensors by name, as stored, and how long opening took, in ms.
+    def read_factors(
+        self, index: AdapterIndex, open_file: OpenFile, layer: int
+    ) -> dict[str, Factors]:
+        """Read this layer's targets as trained, in float32, by module name; tables are left out.
 
-        Neighbours in a file are one read.
+        Raises as `read_layer`, but does not look for what is not finite.
         """
-        refs = sorted(
-            (ref for target in targets for ref in (target.a, target.b)),
-            key=lambda ref: (ref.file, ref.begin),
+        factors = self._factors(index, open_file, layer)
+        return {module: own.in_float32() for module, own in factors.items()}
+
+    def serve(
+        self,
+        layer: int,
+        factors: Mapping[str, Factors],
+        tables: Mapping[str, TableRows] = MappingProxyType({}),
+    ) -> LayerTensors:
+        """Fold, cast and check; `tables` are taken as they are. Raises as `read_layer`."""
+        targets = {module: self._target(layer, module, own) for module, own in factors.items()}
+        nbytes = sum(target.nbytes for target in targets.values())
+        nbytes += sum(table.rows.nbytes for table in tables.values())
+        return LayerTensors(layer, targets, nbytes, dict(tables))
+
+    def _factors(self, index: AdapterIndex, open_file: OpenFile, layer: int) -> dict[str, Factors]:
+        targets = index.layer(layer)
+        refs = [ref for target in targets for ref in target.refs]
+        stored = read_tensors(refs, open_file, self._reads)
+        return {target.module: _factors_of(target, stored) for target in targets}
+
+    def _target(self, layer: int, module: str, factors: Factors) -> TargetTensors:
+        name = module_name(layer, module)
+        folded = self._folded(layer, module, factors)
+        gain, shift = folded.gain, folded.shift
+        return TargetTensors(
+            served(factors.a, self._dtype, f"{name}.lora_A"),
+            served(folded.b, self._dtype, f"{name}.lora_B"),
+            None if gain is None else served(gain, torch.float32, f"{name}: its magnitudes"),
+            None if shift is None else served(shift, torch.float32, f"{name}: its bias"),
         )
-        tensors: dict[str, Tensor] = {}
-        open_s = 0.0
-        for name, of_file in groupby(refs, key=lambda ref: ref.file):
-            began = time.perf_counter()
-            with opened(open_file(name)) as descriptor:
-                open_s += time.perf_counter() - began
-                for run in _runs(of_file):
-                    tensors |= self._read_run(descriptor, run)
-            open_file(name)
-        return tensors, open_s * 1e3
 
-    def _read_run(self, descriptor: int, run: Sequence[TensorRef]) -> dict[str, Tensor]:
-        begin = run[0].begin
-        buffer = bytearray(run[-1].end - begin)
-        read_into(descriptor, buffer, begin, run[0].file)
-        self._reads.add_tensor(len(buffer))
-        return {
-            ref.name: torch.frombuffer(
-                buffer, dtype=_STORED[ref.dtype], count=prod(ref.shape), offset=ref.begin - begin
-            ).view(ref.shape)
-            for ref in run
-        }
-
-    def _served(self, half: Tensor, ref: TensorRef) -> Tensor:
-        served = torch.empty(half.shape, dtype=self._dtype).copy_(half)
-        # A sum is finite only if all it adds is: one pass, and no mask to allocate.
-        if not isfinite(served.sum(dtype=torch.float32).item()) and not served.isfinite().all():
-            raise AdapterCorrupt(
-                f"{ref.name!a} is not finite: it holds NaN or Inf, or {self._dtype} cannot hold it",
-                tensors=[ref.name],
-            )
-        return served
+    def _folded(self, layer: int, module: str, factors: Factors) -> Folded:
+        if factors.bias is None and factors.magnitude is None:
+            return fold(factors, None, None)
+        if self._base is None:
+            name = module_name(layer, module)
+            raise AdapterIncompatible(f"{name}: the base's weights, which it needs, are not here")
+        weight = partial(self._base.weight, layer, module)
+        return fold(factors, weight, self._base.bias(layer, module))
 
 
-def _runs(refs: Iterable[TensorRef]) -> Iterator[list[TensorRef]]:
-    """Split refs of one file, in order, where bytes lie between them or the dtype changes.
+class _Opening:
+    """Counts how long files took to open."""
 
-    Within a run every tensor is aligned to its own width.
-    """
-    run: list[TensorRef] = []
-    for ref in refs:
-        if run and (run[-1].end != ref.begin or run[-1].dtype != ref.dtype):
-            yield run
-            run = []
-        run.append(ref)
-    if run:
-        yield run
+    def __init__(self, open_file: OpenFile) -> None:
+        self._open_file = open_file
+        self.ms = 0.0
+
+    def __call__(self, name: str) -> Path:
+        began = time.perf_counter()
+        path = self._open_file(name)
+        self.ms += (time.perf_counter() - began) * 1e3
+        return path
+
+
+def _factors_of(target: Target, stored: Mapping[str, Tensor]) -> Factors:
+    """The target's tensors as stored; a target without A and B gets empty ones."""
+
+    def rows(part: Rows | None) -> Tensor | None:
+        return None if part is None else stored[part.ref.name][part.begin : part.end]
+
+    b, bias = rows(target.b), rows(target.bias)
+    if target.a is None or b is None:
+        assert bias is not None, "a target without A and B replaces a bias"
+        return Factors(torch.empty(0, target.columns), torch.empty(0, len(bias)), 0.0, bias=bias)
+    return Factors(
+        stored[target.a.name],
+        b.T,
+        target.scale,
+        lora_bias=rows(target.lora_bias),
+        bias=bias,
+        magnitude=rows(target.magnitude),
+    )

@@ -8,21 +8,35 @@ tensors decide which targets there are, so no `target_modules` expression is eve
 unless it is null, false or empty. Unknown fields fall under the last rule.
 """
 
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar, cast
 
+from loralane_server.adapters import fields
+from loralane_server.adapters.base_shape import EMBED, HEAD, MODULES, BaseShape, block_of
+from loralane_server.adapters.base_shape import module_name as module_name
+from loralane_server.adapters.fields import CONFIG_FILE, MAX_CONFIG_BYTES, show
 from loralane_server.adapters.patterns import Pattern, PatternError, compile_key
-from loralane_server.errors import AdapterCorrupt, AdapterIncompatible
+from loralane_server.device.seam import ENDS
+from loralane_server.errors import AdapterIncompatible
 
-CONFIG_FILE: Final = "adapter_config.json"
-MAX_CONFIG_BYTES: Final = 1 << 20
-#: The largest rank that is served; checked where the tensors are known (`index`).
+__all__ = [
+    "CONFIG_FILE",
+    "IMPLEMENTED",
+    "MAX_CONFIG_BYTES",
+    "MAX_RANK",
+    "MODULES",
+    "WITHOUT_EFFECT",
+    "AdapterSpec",
+    "BaseShape",
+    "block_of",
+    "module_name",
+    "parse_spec",
+]
+
+#: The largest rank that is served; checked where the tensors are known (`targets`).
 MAX_RANK: Final = 256
-#: Above this a config is not believed: no base model is that wide.
-_MAX_CONFIG_RANK: Final = 1 << 16
 
 #: Bounds of one pattern table: what keeps matching every module against it in the milliseconds.
 MAX_PATTERN_KEYS: Final = 4096
@@ -30,65 +44,39 @@ MAX_PATTERN_CHARS: Final = 1 << 16
 MAX_QUANTIFIERS: Final = 1024
 
 _T = TypeVar("_T")
+Bias = Literal["none", "all", "lora_only"]
 
-#: History, hints and training-time settings.
+#: History, hints and training-time settings. `fan_in_fan_out`: the linears of every base that is
+#: served are [out, in], where PEFT warns and takes it for false. `megatron_config`: how the linears
+#: were spread while training.
 WITHOUT_EFFECT: Final = frozenset(
-    "auto_mapping base_model_name_or_path corda_config eva_config exclude_modules inference_mode "
-    "layers_pattern layers_to_transform loftq_config lora_dropout lora_ga_config megatron_core "
-    "peft_version qalora_group_size revision runtime_config target_modules".split()
+    "auto_mapping base_model_name_or_path corda_config eva_config exclude_modules fan_in_fan_out "
+    "inference_mode layers_pattern layers_to_transform loftq_config lora_dropout lora_ga_config "
+    "megatron_config megatron_core peft_version qalora_group_size revision runtime_config "
+    "target_modules".split()
 )
-_IMPLEMENTED: Final = frozenset(
-    "alpha_pattern bias init_lora_weights lora_alpha peft_type r rank_pattern task_type "
-    "use_rslora".split()
+IMPLEMENTED: Final = frozenset(
+    "alpha_pattern bias ensure_weight_tying init_lora_weights lora_alpha lora_bias modules_to_save "
+    "peft_type r rank_pattern task_type trainable_token_indices use_dora use_rslora".split()
 )
 #: Ways to start training that leave the base as it was, so A and B are relative to it. The others
 #: (pissa, olora, corda, loftq, lora_ga) change the base's weights; PEFT writes true when it
 #: converts such an adapter back.
 _INITS_ON_THE_BASE: Final = frozenset({"gaussian", "eva", "orthogonal", "mica"})
-
+#: PEFT turns these on by being there at all, even empty.
+_SET_WHEN_EMPTY: Final = frozenset(
+    "alora_invocation_tokens arrow_config kasa_config monteclora_config use_bdlora "
+    "velora_config".split()
+)
 #: What serving the adapter without the field would lose, where that is worth saying.
 _WHY_REFUSED: Final = {
-    "modules_to_save": "is not implemented: it replaces whole modules of the base",
     "target_parameters": "is not implemented: it changes parameters that are no linear",
-    "trainable_token_indices": "is not implemented: its trainable_tokens replace embeddings",
-    "use_dora": "is not implemented: DoRA needs the base weights' norms",
 }
-
-MODULES: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_ATTENTION: Final = frozenset(MODULES[:4])
-
-
-def block_of(module: str) -> str:
-    """Which half of a layer holds the module: "self_attn" or "mlp"."""
-    return "self_attn" if module in _ATTENTION else "mlp"
-
-
-def module_name(layer: int, module: str) -> str:
-    """The target's full name in the base model, as PEFT's patterns see it."""
-    return f"model.layers.{layer}.{block_of(module)}.{module}"
-
-
-@dataclass(frozen=True, slots=True)
-class BaseShape:
-    """The linears of the base model that adapters can change."""
-
-    layers: int
-    #: (name, out features, in features), the same in every layer.
-    modules: tuple[tuple[str, int, int], ...]
-    #: What the shard computes in and lanes are cast to: "float32" or "bfloat16".
-    dtype: str
-
-    def shape(self, module: str) -> tuple[int, int] | None:
-        """(out, in) of the module's weight; None where the base has no such module."""
-        for name, rows, columns in self.modules:
-            if name == module:
-                return rows, columns
-        return None
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """Ranks and scales, for each module its own."""
+    """Ranks and scales, for each module its own, and what else the adapter changes."""
 
     rank: int = 8
     alpha: float = 8.0
@@ -97,6 +85,18 @@ class AdapterSpec:
     rank_pattern: tuple[tuple[str, int], ...] = ()
     #: (key, alpha) in file order.
     alpha_pattern: tuple[tuple[str, float], ...] = ()
+    #: Whether B has a bias: y = W x + scale * (B A x + bias of B).
+    lora_bias: bool = False
+    #: Whose biases of the base are replaced.
+    bias: Bias = "none"
+    #: W' = magnitude / row norms of (W + scale * B A) * (W + scale * B A).
+    use_dora: bool = False
+    #: Which of the tables `embed_tokens` and `lm_head` are replaced whole.
+    tables: frozenset[str] = frozenset()
+    #: (table, ids of the rows that are replaced).
+    tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    #: Embedding and head of a tied base change together.
+    tied: bool = False
     _rank_keys: tuple[Pattern, ...] = field(init=False, repr=False, compare=False)
     _alpha_keys: tuple[Pattern, ...] = field(init=False, repr=False, compare=False)
 
@@ -121,108 +121,90 @@ def parse_spec(raw: bytes) -> AdapterSpec:
         AdapterCorrupt: not a JSON object, or a field is of the wrong type.
         AdapterIncompatible: a field asks for something that is not implemented; it is named.
     """
-    config = _object(raw)
+    config = fields.read_object(raw)
     _check_kind(config)
-    for name, value in config.items():
-        if name not in _IMPLEMENTED and name not in WITHOUT_EFFECT and not _is_nothing(value):
-            why = _WHY_REFUSED.get(name, "is not implemented")
-            raise AdapterIncompatible(f"{CONFIG_FILE}: {_show(name)} {why}")
-    return AdapterSpec(
-        rank=_rank("r", config.get("r", 8)),
-        alpha=_alpha("lora_alpha", config.get("lora_alpha", 8)),
-        use_rslora=_boolean("use_rslora", config.get("use_rslora", False)),
-        rank_pattern=_table("rank_pattern", config, _rank),
-        alpha_pattern=_table("alpha_pattern", config, _alpha),
+    _check_unknown(config)
+    spec = AdapterSpec(
+        rank=fields.rank("r", config.get("r", 8)),
+        alpha=fields.alpha("lora_alpha", config.get("lora_alpha", 8)),
+        use_rslora=fields.boolean("use_rslora", config.get("use_rslora")),
+        rank_pattern=fields.table("rank_pattern", config.get("rank_pattern"), fields.rank),
+        alpha_pattern=fields.table("alpha_pattern", config.get("alpha_pattern"), fields.alpha),
+        lora_bias=fields.boolean("lora_bias", config.get("lora_bias")),
+        bias=_bias(config),
+        use_dora=fields.boolean("use_dora", config.get("use_dora")),
+        tables=_tables(config),
+        tokens=_tokens(config),
+        tied=fields.boolean("ensure_weight_tying", config.get("ensure_weight_tying")),
     )
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    if len(raw) > MAX_CONFIG_BYTES:
-        raise AdapterCorrupt(f"{CONFIG_FILE} is larger than {MAX_CONFIG_BYTES} bytes")
-    if raw.startswith(b"\xef\xbb\xbf"):
-        raise AdapterCorrupt(f"{CONFIG_FILE} starts with a byte order mark; save it without")
-    try:
-        config = json.loads(raw.decode("utf-8"))
-        broken = [name for name, value in config.items() if not _all_finite(value)]
-    except AttributeError as exc:
-        raise AdapterCorrupt(f"{CONFIG_FILE} is not a JSON object") from exc
-    except (ValueError, RecursionError) as exc:
-        raise AdapterCorrupt(f"{CONFIG_FILE} is not valid JSON in UTF-8") from exc
-    if broken:
-        raise AdapterCorrupt(f"{CONFIG_FILE}: {_show(broken[0])} is not a finite number")
-    return dict(config)
+    if spec.use_dora and spec.lora_bias:
+        raise AdapterIncompatible(f"{CONFIG_FILE}: use_dora and lora_bias exclude each other")
+    return spec
 
 
 def _check_kind(config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise AdapterIncompatible(f"{CONFIG_FILE}: peft_type is {_show(kind)}, must be 'LORA'")
+        raise AdapterIncompatible(f"{CONFIG_FILE}: peft_type is {show(kind)}, must be 'LORA'")
     task = config.get("task_type")
     if task not in (None, "CAUSAL_LM"):
-        raise AdapterIncompatible(f"{CONFIG_FILE}: task_type {_show(task)} is not implemented")
-    bias = config.get("bias", "none")
-    if bias not in (None, "none"):
-        raise AdapterIncompatible(f"{CONFIG_FILE}: bias {_show(bias)} is not implemented")
+        raise AdapterIncompatible(f"{CONFIG_FILE}: task_type {show(task)} is not implemented")
     init = config.get("init_lora_weights", True)
     if isinstance(init, bool) or init is None:
         return
     if not isinstance(init, str) or init.lower() not in _INITS_ON_THE_BASE:
         raise AdapterIncompatible(
-            f"{CONFIG_FILE}: init_lora_weights {_show(init)} trains against a changed base; "
+            f"{CONFIG_FILE}: init_lora_weights {show(init)} trains against a changed base; "
             "save with path_initial_model_for_weight_conversion to get a plain LoRA adapter"
         )
 
 
-def _is_nothing(value: object) -> bool:
-    return value is None or value is False or value in ("", [], {})
+def _check_unknown(config: Mapping[str, Any]) -> None:
+    for name, value in config.items():
+        if name in IMPLEMENTED or name in WITHOUT_EFFECT:
+            continue
+        empty_counts = name in _SET_WHEN_EMPTY and value in ([], {})
+        if empty_counts or not fields.is_nothing(value):
+            why = _WHY_REFUSED.get(name, "is not implemented")
+            raise AdapterIncompatible(f"{CONFIG_FILE}: {show(name)} {why}")
 
 
-def _all_finite(value: object) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        return all(map(_all_finite, value.values()))
-    return not isinstance(value, list) or all(map(_all_finite, value))
+def _bias(config: Mapping[str, Any]) -> Bias:
+    bias = config.get("bias") or "none"
+    if bias not in ("none", "all", "lora_only"):
+        raise AdapterIncompatible(f"{CONFIG_FILE}: bias {show(bias)} is not implemented")
+    return cast(Bias, bias)
 
 
-def _boolean(name: str, value: object) -> bool:
-    if not isinstance(value, bool) and value is not None:
-        raise AdapterCorrupt(f"{CONFIG_FILE}: {name} must be true or false, is {_show(value)}")
-    return bool(value)
+def _tables(config: Mapping[str, Any]) -> frozenset[str]:
+    listed = fields.names("modules_to_save", config.get("modules_to_save"))
+    return frozenset(_table_named("modules_to_save", name) for name in listed)
 
 
-def _rank(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise AdapterCorrupt(f"{CONFIG_FILE}: {name} must be a whole number, is {_show(value)}")
-    if not 1 <= value <= _MAX_CONFIG_RANK:
-        raise AdapterIncompatible(
-            f"{CONFIG_FILE}: rank {name} must be at least 1, at most {_MAX_CONFIG_RANK}"
-        )
-    return value
-
-
-def _alpha(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise AdapterCorrupt(f"{CONFIG_FILE}: {name} must be a number, is {_show(value)}")
-    if value == 0:
-        raise AdapterIncompatible(
-            f"{CONFIG_FILE}: {name} is 0, so the adapter changes nothing; name the base instead"
-        )
-    try:
-        return float(value)
-    except OverflowError as exc:
-        raise AdapterCorrupt(f"{CONFIG_FILE}: {name} is not a finite number") from exc
-
-
-def _table(
-    name: str, config: Mapping[str, Any], read: Callable[[str, object], _T]
-) -> tuple[tuple[str, _T], ...]:
-    value = config.get(name)
-    if value is None:
+def _tokens(config: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    field_name = "trainable_token_indices"
+    value = config.get(field_name)
+    if fields.is_nothing(value):
         return ()
-    if not isinstance(value, dict):
-        raise AdapterCorrupt(f"{CONFIG_FILE}: {name} must be an object, is {_show(value)}")
-    return tuple((key, read(f"{name} {_show(key)}", item)) for key, item in value.items())
+    listed = value if isinstance(value, dict) else {EMBED: value}
+    named = [(_table_named(field_name, name), name) for name in listed]
+    if len({table for table, _ in named}) != len(named):
+        raise AdapterIncompatible(f"{CONFIG_FILE}: {field_name} names a table twice")
+    return tuple(
+        (table, fields.token_ids(f"{field_name} of {show(name)}", listed[name]))
+        for table, name in named
+    )
+
+
+def _table_named(field_name: str, name: str) -> str:
+    """Which table a name means: as for PEFT, the one whose full name ends with it."""
+    found = [table for table in (EMBED, HEAD) if module_name(ENDS, table).endswith(name)]
+    if len(found) != 1:
+        raise AdapterIncompatible(
+            f"{CONFIG_FILE}: {field_name} names {show(name)}; only {EMBED} and {HEAD} can be "
+            "replaced"
+        )
+    return found[0]
 
 
 def _compiled(name: str, table: tuple[tuple[str, _T], ...]) -> tuple[Pattern, ...]:
@@ -234,7 +216,7 @@ def _compiled(name: str, table: tuple[tuple[str, _T], ...]) -> tuple[Pattern, ..
         try:
             compiled.append(compile_key(key))
         except PatternError as exc:
-            raise AdapterIncompatible(f"{CONFIG_FILE}: {name} key {_show(key)}: {exc}") from exc
+            raise AdapterIncompatible(f"{CONFIG_FILE}: {name} key {show(key)}: {exc}") from exc
     if sum(pattern.quantifiers for pattern in compiled) > MAX_QUANTIFIERS:
         raise AdapterIncompatible(
             f"{CONFIG_FILE}: {name} has more than {MAX_QUANTIFIERS} quantifiers"
@@ -249,9 +231,3 @@ def _first_match(
         if pattern.matches(module_name):
             return value
     return default
-
-
-def _show(value: object) -> str:
-    """A stranger's value for an error message: short, printable, encodable."""
-    text = ascii(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

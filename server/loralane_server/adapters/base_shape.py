@@ -1,0 +1,64 @@
+"""The base model as adapters see it: the linears and tables that they can change, by name."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from loralane_server.device.seam import ENDS, GROUPS
+
+EMBED: Final = "embed_tokens"
+HEAD: Final = "lm_head"
+
+MODULES: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+#: Linears that some checkpoints keep as one: the rows of their parts lie one after the other.
+FUSED: Final = {"qkv_proj": GROUPS["qkv"], "gate_up_proj": GROUPS["gate_up"]}
+_ATTENTION: Final = frozenset({*MODULES[:4], "qkv_proj"})
+_ENDS: Final = {EMBED: f"model.{EMBED}", HEAD: HEAD}
+
+
+def block_of(module: str) -> str:
+    """Which half of a layer holds the module: "self_attn" or "mlp"."""
+    return "self_attn" if module in _ATTENTION else "mlp"
+
+
+def module_name(layer: int, module: str) -> str:
+    """The target's full name in the base model, as PEFT's patterns see it."""
+    if layer == ENDS:
+        return _ENDS[module]
+    return f"model.layers.{layer}.{block_of(module)}.{module}"
+
+
+def parts_of(module: str) -> tuple[str, ...]:
+    """The modules of which a fused one is made, in the order of its rows; others are their own."""
+    return FUSED.get(module, (module,))
+
+
+@dataclass(frozen=True, slots=True)
+class BaseShape:
+    """What adapters are checked against."""
+
+    layers: int
+    #: (name, out features, in features), the same in every layer.
+    modules: tuple[tuple[str, int, int], ...]
+    #: What the shard computes in and lanes are cast to: "float32" or "bfloat16".
+    dtype: str
+    #: Shape of the embedding and the head, [vocab, hidden]; 0 = they cannot be changed.
+    vocab: int = 0
+    hidden: int = 0
+    #: The head is the embedding.
+    tied_head: bool = False
+    #: Names of the modules that have a bias.
+    biased: frozenset[str] = frozenset()
+
+    def shape(self, module: str) -> tuple[int, int] | None:
+        """(out, in) of the module's weight; None where the base has no such module.
+
+        A fused module has the rows of its parts. The embedding is a linear on one-hot vectors.
+        """
+        if self.vocab and module in _ENDS:
+            return (self.hidden, self.vocab) if module == EMBED else (self.vocab, self.hidden)
+        shapes = {name: (rows, columns) for name, rows, columns in self.modules}
+        parts = [shapes.get(part) for part in parts_of(module)]
+        found = [part for part in parts if part is not None]
+        if len(found) != len(parts):
+            return None
+        return sum(rows for rows, _ in found), found[0][1]
