@@ -142,7 +142,7 @@ def _read_group(
     shapes = spec.linears()
     outs = [shapes[module][0] for module in modules]
     weight = mapped((sum(outs), shapes[modules[0]][1]), dtype)
-    bias = mapped((sum(outs),), dtype) if _has_bias(spec, modules[0]) else None
+    bias = mapped((sum(outs),), dtype) if has_bias(spec, modules[0]) else None
     for module, rows in _parts(modules, outs):
         name = f"{prefix}.{'self_attn' if module in _ATTENTION else 'mlp'}.{module}"
         checkpoint.read_into(weight[rows], f"{name}.weight")
@@ -158,7 +158,8 @@ def _parts(modules: tuple[str, ...], outs: list[int]) -> Iterator[tuple[str, sli
         begin += out
 
 
-def _has_bias(spec: ModelSpec, module: str) -> bool:
+def has_bias(spec: ModelSpec, module: str) -> bool:
+    """Whether this linear of a layer has a bias."""
     if module == "o_proj":
         return spec.o_bias
     return spec.qkv_bias if module in _ATTENTION else spec.mlp_bias
