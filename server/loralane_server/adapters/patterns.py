@@ -109,8 +109,11 @@ class _Parser:
     def sequence(self) -> _Node:
         nodes: list[_Node] = []
         while self.rest and self.rest[0] not in "|)":
-            before = self.quantifiers
-            nodes.append(self.quantified(self.atom(), nested=self.quantifiers > before))
+            before, anchor = self.quantifiers, self.rest[0] in "^$"
+            node = self.atom()
+            if anchor and self.bounds() is not None:
+                raise PatternError("nothing to repeat before a quantifier")
+            nodes.append(self.quantified(node, nested=self.quantifiers > before))
         return _chain(nodes)
 
     def quantified(self, node: _Node, *, nested: bool) -> _Node:

@@ -48,6 +48,8 @@ def test_keys_that_mean_something_else_do_not_match(key: str) -> None:
         "(a*b?)*",
         "a**",
         "a*+",
+        "$?",
+        "a|^{2}",
         r"(a)\1",
         "(?=a)",
         "(?i)a",
