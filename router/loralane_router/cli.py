@@ -49,7 +49,13 @@ class Flag:
 
 MODEL_FLAGS: Final = (
     Flag("--adapter", "NAME=REF", "an adapter and its alias; repeatable", many=True),
-    Flag("--adapter-root", "DIR", "folder below which paths may name adapters", many=True),
+    Flag(
+        "--adapter-root",
+        "DIR|s3://BUCKET/PREFIX",
+        "folder or S3 prefix below which clients may name adapters; repeatable",
+        many=True,
+    ),
+    Flag("--adapter-cache", "DIR", "where adapters from S3 are kept (default ~/.cache/loralane)"),
     Flag("--device", None, "where to compute", ("auto", "cpu")),
     Flag("--dtype", None, "what to compute in", ("auto", "float32", "bfloat16")),
     Flag("--max-model-len", "N", "prompt and generated tokens together, at most"),

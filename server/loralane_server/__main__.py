@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from loralane_proto import shard_pb2_grpc as pb_grpc
 
 from loralane_server.adapters.pool import lanes_for
+from loralane_server.adapters.references import parse_root
 from loralane_server.assembly import Shard, assemble, find_model, open_store
 from loralane_server.config import ShardConfig
 from loralane_server.errors import ShardError
@@ -65,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter", action="append", default=[], metavar="NAME=REF")
-    parser.add_argument("--adapter-root", action="append", default=[], type=Path, metavar="DIR")
+    parser.add_argument("--adapter-root", action="append", default=[], metavar="DIR|s3://...")
+    parser.add_argument("--adapter-cache", type=Path, metavar="DIR")
     parser.add_argument("--device", choices=("auto", "cpu"), default="auto")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--max-model-len", type=int, metavar="N")
@@ -86,7 +88,8 @@ def _config(args: argparse.Namespace) -> ShardConfig:
     if any(not name or not reference for name, _, reference in pairs):
         raise ValueError("--adapter takes NAME=REF")
     adapters = tuple((name, reference) for name, _, reference in pairs)
-    return ShardConfig(**values, adapters=adapters, adapter_roots=tuple(args.adapter_root))
+    roots = tuple(map(parse_root, args.adapter_root))
+    return ShardConfig(**values, adapters=adapters, adapter_roots=roots)
 
 
 def _check(config: ShardConfig, reference: str, token: str | None) -> int:
@@ -102,7 +105,7 @@ def _check(config: ShardConfig, reference: str, token: str | None) -> int:
         "rank": index.rank,
         "lanes": lanes_for(index.rank),
         "bytes": index.bytes,
-        "targets": len(index.targets),
+        "targets": index.targets,
         "modules": list(index.modules),
     }
     print(json.dumps(facts, indent=2))  # noqa: T201 - the answer of `check`
@@ -172,6 +175,8 @@ def _set_up_logs(log_format: str) -> None:
     text = logging.Formatter("%(asctime)s shard %(levelname)s %(message)s")
     handler.setFormatter(_JsonLines() if log_format == "json" else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for name in ("httpx", "httpx2"):  # they log URLs, and those of downloads may be signed
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from loralane_server.adapters.pool import LANE_PAGE, AdapterPool
+from loralane_server.adapters.s3_source import S3Settings
 from loralane_server.adapters.spec import BaseShape
 from loralane_server.adapters.store import AdapterStore
 from loralane_server.config import ShardConfig
@@ -22,7 +23,7 @@ from loralane_server.engine import Engine
 from loralane_server.errors import ModelUnsupported
 from loralane_server.limits import Limits
 from loralane_server.model.spec import ModelSpec, read_model_spec
-from loralane_server.model.weights import load_decoder
+from loralane_server.model.weights import has_bias, load_decoder
 from loralane_server.pages import PAGE_TOKENS, PageTable, pages_for
 from loralane_server.service import ShardFacts
 
@@ -93,8 +94,16 @@ def aliases_of(config: ShardConfig) -> dict[str, str]:
 
 def base_shape(spec: ModelSpec, dtype: str) -> BaseShape:
     """Return what adapters are checked against."""
-    modules = tuple((name, out, in_) for name, (out, in_) in spec.linears().items())
-    return BaseShape(layers=spec.layers, modules=modules, dtype=dtype)
+    linears = spec.linears()
+    return BaseShape(
+        layers=spec.layers,
+        modules=tuple((name, out, in_) for name, (out, in_) in linears.items()),
+        dtype=dtype,
+        vocab=spec.vocab,
+        hidden=spec.hidden,
+        tied_head=spec.tied_head,
+        biased=frozenset(name for name in linears if has_bias(spec, name)),
+    )
 
 
 def open_store(config: ShardConfig, model: Model) -> AdapterStore:
@@ -105,6 +114,7 @@ def open_store(config: ShardConfig, model: Model) -> AdapterStore:
         dtype=_DTYPES[dtype],
         aliases=aliases_of(config),
         roots=config.adapter_roots,
+        s3=None if config.adapter_cache is None else S3Settings(config.adapter_cache),
         host_cache_bytes=config.host_cache,
         base_name=model.model_id,
         max_rank=config.lanes // LANE_PAGE * LANE_PAGE,

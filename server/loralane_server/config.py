@@ -1,8 +1,11 @@
 """The shard's settings: one frozen record, made once from the command line."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
+
+from loralane_server.adapters.references import S3_SCHEME, AdapterRoot, S3Root
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +18,10 @@ class ShardConfig:
     listen: str = "127.0.0.1:8101"
     #: (name, reference) given with --adapter.
     adapters: tuple[tuple[str, str], ...] = ()
-    adapter_roots: tuple[Path, ...] = ()
+    #: Folders and prefixes of S3 buckets, in the order in which relative names are looked for.
+    adapter_roots: tuple[AdapterRoot, ...] = ()
+    #: Where downloads from S3 are kept; None = `S3Settings`' default.
+    adapter_cache: Path | None = None
     device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     #: None = what the model was made for, if its KV pages fit.
@@ -40,10 +46,18 @@ class ShardConfig:
         for flag in ("lanes", "host_cache"):
             if getattr(self, flag) < 0:
                 raise ValueError(f"--{flag.replace('_', '-')} must not be negative")
-        missing = [str(root) for root in self.adapter_roots if not root.is_dir()]
-        if missing:
-            raise ValueError(f"--adapter-root {missing[0]}: there is no such folder")
+        for root in self.adapter_roots:
+            if not isinstance(root, S3Root) and not root.is_dir():
+                raise ValueError(f"--adapter-root {root}: there is no such folder")
+        if self.uses_s3 and find_spec("boto3") is None:
+            raise ValueError("adapters from s3:// need boto3: pip install 'loralane[s3]'")
         for flag in ("max_model_len", "threads"):
             value = getattr(self, flag)
             if value is not None and value < 1:
                 raise ValueError(f"--{flag.replace('_', '-')} must be at least 1")
+
+    @property
+    def uses_s3(self) -> bool:
+        """Whether an adapter may come from S3."""
+        aliased = any(reference.startswith(S3_SCHEME) for _, reference in self.adapters)
+        return aliased or any(isinstance(root, S3Root) for root in self.adapter_roots)

@@ -3,6 +3,7 @@
 Never mapped: a file that is cut short while it is read raises here instead of ending the process.
 """
 
+import errno
 import os
 import stat
 import threading
@@ -18,6 +19,7 @@ from loralane_server.errors import AdapterCorrupt, AdapterNotFound, SourceUnavai
 StatIdentity = tuple[int, int, int]
 
 _CHUNK: Final = 1 << 30
+_READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 class Reads:
@@ -51,14 +53,16 @@ class Reads:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A descriptor of a regular file, closed at the end; pipes and devices are refused.
+    """A descriptor of a regular file, closed at the end; links, pipes and devices are refused.
+
+    The path must be resolved: a link in its place was put there since it was checked.
 
     Raises:
         AdapterNotFound: it is not there, or no regular file.
         SourceUnavailable: the disk fails; also when it fails inside the block.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, _READ_FLAGS)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise AdapterNotFound(f"{path.name} is not a file")
@@ -68,6 +72,8 @@ def opened(path: Path) -> Iterator[int]:
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise AdapterNotFound(f"{path.name} is missing") from exc
     except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            raise AdapterNotFound(f"{path.name} is a link") from exc
         raise SourceUnavailable(f"{path.name} cannot be read: {exc.strerror}") from exc
 
 

@@ -1,37 +1,42 @@
 """The few requests that we make to the hub, bounded in time, and its errors turned into ours."""
 
-import errno
+import re
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from huggingface_hub import constants, get_hf_file_metadata, get_session, hf_hub_url
+import httpx
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import (
     FileMetadataError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
 )
-from huggingface_hub.utils import (  # type: ignore[attr-defined]
-    build_hf_headers,
-    hf_raise_for_status,
-)
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from loralane_server.adapters.references import HubPlace
+from loralane_server.adapters.refusals import retry_after_ms
+from loralane_server.adapters.remote import RemoteFile
 from loralane_server.errors import (
     AdapterCorrupt,
     AdapterForbidden,
     AdapterNotFound,
+    InvalidRequest,
     ShardError,
     SourceUnavailable,
 )
 
-#: For one request about metadata, from its start to its last byte.
-METADATA_TIMEOUT_S: Final = 10.0
 #: httpx.HTTPError or httpx2.HTTPError, whichever the installed huggingface_hub is built on.
 _TRANSPORT_ERROR: Final[type[Exception]] = HfHubHTTPError.__bases__[0]
+_MAX_REDIRECTS: Final = 5
+_TOKEN: Final = re.compile(r"[!-~]{1,1024}")
+#: It becomes a folder of the cache.
+_COMMIT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]{0,63}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _NOT_FOUND: Final = {
     "RepoNotFound": "no such repository, or this token may not see it",
     "RevisionNotFound": "no such revision",
@@ -47,32 +52,51 @@ class HubToken:
     #: Without a secret: use the login of this machine, if there is one.
     ambient: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise `InvalidRequest` for what would not be sent as one header, without showing it."""
+        if self.secret is not None and not _TOKEN.fullmatch(self.secret):
+            raise InvalidRequest("the hub token holds characters that no token has, or too many")
+
     @property
     def value(self) -> str | bool | None:
         """The `token` argument that huggingface_hub expects."""
         return self.secret or (None if self.ambient else False)
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """A file of the hub as it was when it was asked for."""
+#: Nobody's token.
+NO_TOKEN: Final = HubToken()
 
-    name: str
-    commit: str
-    #: sha256 for large files, git's blob hash for small ones.
-    etag: str
-    size: int
+
+def hub_file(name: str, commit: str, etag: str, size: int) -> RemoteFile:
+    """A file of the hub: its etag is the sha256 of large files, git's blob hash of small ones."""
+    checksum = f"sha256:{etag}" if _SHA256.fullmatch(etag) else ""
+    return RemoteFile(name, commit, etag, size, checksum)
 
 
 class HubClient:
-    """Asks one hub; `endpoint` None = `HF_ENDPOINT` or huggingface.co."""
+    """Asks one hub; `endpoint` None = `HF_ENDPOINT` or huggingface.co. Any thread may call.
+
+    Bodies come through a client of our own: huggingface_hub's retries by itself, without a bound
+    in total, and shares 100 connections with everything else in the process.
+    """
 
     def __init__(self, endpoint: str | None, timeout_s: float) -> None:
-        self.endpoint = endpoint
+        self._endpoint = endpoint
         self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        #: Guarded by the lock; made when first needed, since it reads certificates.
+        self._bodies: httpx.Client | None = None
+
+    def close(self) -> None:
+        """Close idle connections."""
+        with self._lock:
+            if self._bodies is not None:
+                self._bodies.close()
 
     def head(self, place: HubPlace, name: str, token: HubToken) -> RemoteFile:
         """What a file is now; also the check that this token may read it.
+
+        The token goes to the hub's own host and to none that it redirects to.
 
         Raises:
             AdapterNotFound: no such repository, revision or file; the message says which.
@@ -83,44 +107,93 @@ class HubClient:
                 self._url(place, name),
                 token=token.value,
                 timeout=self._timeout_s,
-                endpoint=self.endpoint,
+                endpoint=self._endpoint,
             )
-        if found.commit_hash is None or found.size is None:
+        commit = found.commit_hash or ""
+        if found.size is None or not found.etag or not _COMMIT.fullmatch(commit):
             raise SourceUnavailable(
                 f"{name} of {place.repo}: the answer is not from a Hugging Face hub "
-                "(no commit or size); check HF_ENDPOINT and proxies"
+                "(no commit, size or etag); check HF_ENDPOINT and proxies"
             )
-        return RemoteFile(name, found.commit_hash, found.etag or "", found.size)
+        return hub_file(name, commit, found.etag, found.size)
 
     def read(
         self, place: HubPlace, file: RemoteFile, begin: int, end: int, token: HubToken
     ) -> bytes:
-        """The bytes `[begin, end)` of a file, and no more."""
-        if begin >= end:
-            return b""
+        """The bytes `[begin, end)` of a file, and no more.
+
+        Raises:
+            SourceUnavailable: they do not come in time.
+            As `stream`.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        content = bytearray()
+        for chunk in self.stream(place, file.name, begin, end, token):
+            content += chunk
+            if len(content) >= end - begin:
+                return bytes(content[: end - begin])
+            if time.monotonic() > deadline:  # a hub that drips is noticed
+                break
+        raise SourceUnavailable(
+            f"{file.name} of {place.repo}: the hub does not answer in full "
+            f"({len(content)} of {end - begin} bytes in {self._timeout_s:g} s)"
+        )
+
+    def stream(
+        self, place: HubPlace, name: str, begin: int, end: int, token: HubToken
+    ) -> Iterator[bytes]:
+        """The bytes of a file from `begin` on, as they come; may go on behind `end`.
+
+        Raises as `hub_errors`, also in the middle.
+        """
         headers = build_hf_headers(
             token=token.value,
             headers={"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"},
         )
-        with hub_errors(place, file.name):
-            return self._range(self._url(place, file.name), headers, begin, end)
+        url = self._url(place, name)
+        with hub_errors(place, name):
+            if is_offline():
+                raise OfflineModeIsEnabled(name)
+            with self._client.stream("GET", url, headers=headers) as answer:
+                if answer.is_error:
+                    raise _refused(answer.status_code, answer.headers, _what(place, name))
+                skip = 0 if answer.status_code == httpx.codes.PARTIAL_CONTENT else begin
+                for chunk in answer.iter_raw():
+                    yield chunk[skip:]
+                    skip = max(0, skip - len(chunk))
 
-    def _range(self, url: str, headers: dict[str, str], begin: int, end: int) -> bytes:
-        deadline = time.monotonic() + self._timeout_s
-        content = bytearray()
-        with get_session().stream("GET", url, headers=headers, timeout=self._timeout_s) as answer:
-            hf_raise_for_status(answer)
-            skip = 0 if answer.status_code == 206 else begin
-            for chunk in answer.iter_raw():  # as it comes: a hub that drips is noticed
-                content += chunk
-                if len(content) >= skip + end - begin:
-                    return bytes(content[skip : skip + end - begin])
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"{len(content)} bytes in {self._timeout_s:g} s")
-        raise ConnectionError("the answer ended early")
+    @property
+    def _client(self) -> httpx.Client:
+        with self._lock:
+            if self._bodies is None:
+                self._bodies = body_client(self._timeout_s)
+            return self._bodies
 
     def _url(self, place: HubPlace, name: str) -> str:
-        return hf_hub_url(place.repo, name, revision=place.revision, endpoint=self.endpoint)
+        return hf_hub_url(place.repo, name, revision=place.revision, endpoint=self._endpoint)
+
+
+def body_client(timeout_s: float, transport: httpx.BaseTransport | None = None) -> httpx.Client:
+    """A client for bodies: as many connections as threads, a few redirects, none to plain HTTP.
+
+    httpx drops the Authorization header where a redirect leaves the origin that it was meant for.
+    """
+    return httpx.Client(
+        follow_redirects=True,
+        max_redirects=_MAX_REDIRECTS,
+        timeout=timeout_s,
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
+        event_hooks={"response": [_stay_encrypted]},
+        transport=transport,
+    )
+
+
+def _stay_encrypted(answer: httpx.Response) -> None:
+    following = answer.next_request
+    if following is None:
+        return
+    if answer.request.url.scheme == "https" and following.url.scheme != "https":
+        raise httpx.UnsupportedProtocol("a redirect from https to plain http")
 
 
 @contextmanager
@@ -134,27 +207,26 @@ def hub_errors(place: HubPlace, name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (_TRANSPORT_ERROR, OSError, ValueError, RuntimeError) as exc:
-        raise _translated(exc, f"{name} of {place.repo} at {place.revision}") from exc
+    except (_TRANSPORT_ERROR, httpx.HTTPError, OSError, ValueError, RuntimeError) as exc:
+        raise _translated(exc, _what(place, name)) from exc
+
+
+def _what(place: HubPlace, name: str) -> str:
+    return f"{name} of {place.repo} at {place.revision}"
 
 
 def _translated(error: BaseException, what: str) -> ShardError:
-    if isinstance(error, LocalEntryNotFoundError | ValueError) and error.__cause__ is not None:
-        return _translated(error.__cause__, what)
     if isinstance(error, HfHubHTTPError):
-        return _refused(error, what)
+        return _refused(error.response.status_code, error.response.headers, what)
     if isinstance(error, OfflineModeIsEnabled | LocalEntryNotFoundError):
         return not_cached(what)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return SourceUnavailable(f"{what}: no space left on the disk of the hub cache")
     if isinstance(error, FileMetadataError):
         return SourceUnavailable(f"{what}: the answer is not from a Hugging Face hub")
     return SourceUnavailable(f"{what}: the hub does not answer ({type(error).__name__})")
 
 
-def _refused(error: HfHubHTTPError, what: str) -> ShardError:
-    status = error.response.status_code
-    code = error.response.headers.get("X-Error-Code", "")
+def _refused(status: int, headers: Mapping[str, str], what: str) -> ShardError:
+    code = headers.get("X-Error-Code", "")
     if code in _NOT_FOUND:
         return AdapterNotFound(f"{what}: {_NOT_FOUND[code]}")
     if code == "GatedRepo":
@@ -165,12 +237,9 @@ def _refused(error: HfHubHTTPError, what: str) -> ShardError:
         return AdapterNotFound(f"{what}: not found")
     if status == 416:
         return AdapterCorrupt(f"{what} is truncated: it is shorter than its header says")
-    retry_after = error.response.headers.get("Retry-After", "")
     return SourceUnavailable(
         f"{what}: the hub answers {status}",
-        retry_after_ms=1000 * int(retry_after)
-        if retry_after.isascii() and retry_after.isdigit()
-        else 0,
+        retry_after_ms=retry_after_ms(headers.get("Retry-After", "")),
     )
 
 

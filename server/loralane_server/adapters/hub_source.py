@@ -5,47 +5,26 @@ cache: `hf_hub_download` alone would serve a cached private adapter to whoever i
 In offline mode (`HF_HUB_OFFLINE`) nobody can be asked, and cached adapters are open to all callers.
 """
 
-import hashlib
-import os
-import re
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from huggingface_hub import hf_hub_download, try_to_load_from_cache
-
-from loralane_server.adapters.files import (
-    Reads,
-    StatIdentity,
-    identity_of,
-    opened,
-    read_header,
-    read_whole,
-)
-from loralane_server.adapters.headers import PREFIX_BYTES, FileHeader, header_end, parse_header
+from loralane_server.adapters.downloads import Downloads
+from loralane_server.adapters.files import Reads
+from loralane_server.adapters.hub_cache import CACHE, HubCache
 from loralane_server.adapters.hub_http import (
-    METADATA_TIMEOUT_S,
+    NO_TOKEN,
     HubClient,
     HubToken,
-    RemoteFile,
-    hub_errors,
+    hub_file,
     is_offline,
     not_cached,
 )
-from loralane_server.adapters.located import (
-    MAX_SHARDS_FILE_BYTES,
-    SHARDS_FILE,
-    WEIGHTS_FILE,
-    Located,
-    check_shards,
-    no_weights,
-    parse_shards,
-)
+from loralane_server.adapters.located import Located
 from loralane_server.adapters.references import HubPlace
-from loralane_server.adapters.spec import CONFIG_FILE, MAX_CONFIG_BYTES
-from loralane_server.errors import AdapterCorrupt, AdapterNotFound
-
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+from loralane_server.adapters.remote import METADATA_TIMEOUT_S, RemoteFile, locate_remote
+from loralane_server.errors import SourceUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +40,18 @@ class HubSettings:
 class HubSource:
     """Finds adapters on a hub. Its identity for a file is commit, checksum and size."""
 
-    def __init__(self, reads: Reads, settings: HubSettings) -> None:
+    def __init__(
+        self, reads: Reads, settings: HubSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._reads = reads
-        self._client = HubClient(settings.endpoint, settings.timeout_s)
-        self._cache_dir = settings.cache_dir
+        self._clock = clock
+        self.client = HubClient(settings.endpoint, settings.timeout_s)
+        self.cache = HubCache(settings.cache_dir)
+        self.downloads = Downloads(CACHE, clock)
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self.client.close()
 
     def locate(self, reference: str, place: HubPlace, token: HubToken) -> Located:
         """Ask for config and weights with this token; read config and headers.
@@ -75,161 +62,64 @@ class HubSource:
             SourceUnavailable: the hub does not answer in time.
             AdapterCorrupt, AdapterIncompatible: it is no adapter that we read.
         """
-        look = _Look(self._client, self._cache_dir, place, token)
-        config = look.find(CONFIG_FILE)
-        look.place = HubPlace(place.repo, config.commit)
-        config_bytes = look.content(config, MAX_CONFIG_BYTES)
-        found = [config]
-        weight_map = None
-        try:
-            weights = [look.find(WEIGHTS_FILE)]
-        except AdapterNotFound:
-            shards, weight_map = self._shards(look)
-            found.append(shards)
-            weights = [look.find(name) for name in sorted(set(weight_map.values()))]
-        headers = tuple(look.header(file, self._reads) for file in weights)
-        if weight_map is not None:
-            check_shards(weight_map, headers)
-        opener = _Opener(look, place, {file.name: file for file in found + weights})
-        return Located(
-            reference=reference,
-            kind="hub",
-            config=config_bytes,
-            headers=headers,
-            identity=tuple(_line(file) for file in found + weights),
-            open_file=opener,
-            is_on_disk=opener.is_on_disk,
-        )
-
-    def _shards(self, look: "_Look") -> tuple[RemoteFile, dict[str, str]]:
-        try:
-            shards = look.find(SHARDS_FILE)
-        except AdapterNotFound as exc:
-            raise no_weights(look.has) from exc
-        return shards, parse_shards(look.content(shards, MAX_SHARDS_FILE_BYTES))
+        folder = _HubFolder(self, place, token)
+        return locate_remote(reference, "hub", folder, self._reads, self._clock)
 
 
-class _Look:
+class _HubFolder:
     """One caller's view of one repository: the local cache where it is current, else the hub."""
 
-    def __init__(
-        self, client: HubClient, cache_dir: Path | None, place: HubPlace, token: HubToken
-    ) -> None:
-        self.client = client
-        self.cache_dir = cache_dir
-        self.place = place
+    __slots__ = ("_place", "_revision", "_source", "token")
+
+    def __init__(self, source: HubSource, place: HubPlace, token: HubToken) -> None:
+        self._source = source
+        #: As it was asked for; offline mode must find the adapter by the same name.
+        self._revision = place.revision
+        #: At the commit, once a file was found: all the rest is of that commit.
+        self._place = place
+        #: Holds the caller's token until the files are here: a load may come long after its request
+        #: was resolved.
         self.token = token
 
     def find(self, name: str) -> RemoteFile:
-        if not is_offline():
-            return self.client.head(self.place, name, self.token)
-        path = self.cached(name, self.place.revision)
+        file = self._found(name)
+        if file.version != self._place.revision:
+            self._place = HubPlace(self._place.repo, file.version)
+        return file
+
+    def read(self, file: RemoteFile, begin: int, end: int) -> bytes:
+        return self._source.client.read(self._place, file, begin, end, self.token)
+
+    def cached(self, file: RemoteFile) -> Path | None:
+        return self._source.cache.file(self._place.repo, file.name, file.version)
+
+    def is_intact(self, path: Path, file: RemoteFile) -> bool:
+        return self._source.downloads.is_intact(path, file.expected)
+
+    def download(self, file: RemoteFile) -> Path:
+        repo, cache = self._place.repo, self._source.cache
+        blob = cache.blob(repo, file.etag)
+        self._source.downloads.ensure(blob, file.expected, self._reader(file))
+        cache.link(repo, file.name, file.version, blob)
+        cache.remember(repo, self._revision, file.version)
+        path = self.cached(file)
         if path is None:
-            raise not_cached(f"{name} of {self.place.repo}")
-        etag = Path(os.path.realpath(path)).name
-        return RemoteFile(name, path.parent.name, etag, path.stat().st_size)
-
-    def has(self, name: str) -> bool:
-        try:
-            self.find(name)
-        except AdapterNotFound:
-            return False
-        return True
-
-    def cached(self, name: str, revision: str) -> Path | None:
-        path = try_to_load_from_cache(
-            self.place.repo, name, cache_dir=self.cache_dir, revision=revision
-        )
-        return Path(path) if isinstance(path, str) else None
-
-    def content(self, file: RemoteFile, limit: int) -> bytes:
-        if file.size > limit:
-            raise AdapterCorrupt(f"{file.name} is larger than {limit} bytes")
-        path = self.cached(file.name, file.commit)
-        if path is not None:
-            return read_whole(path, limit)[0]
-        return self.client.read(self.place, file, 0, file.size, self.token)
-
-    def header(self, file: RemoteFile, reads: Reads) -> FileHeader:
-        path = self.cached(file.name, file.commit)
-        if path is not None and path.stat().st_size == file.size:
-            return read_header(path, file.name, reads)[0]
-        prefix = self._bytes(file, 0, min(PREFIX_BYTES, file.size))
-        rest = self._bytes(file, len(prefix), header_end(prefix, file.size, file.name))
-        reads.add_header(len(prefix) + len(rest))
-        return parse_header(prefix + rest, file.size, file.name)
-
-    def _bytes(self, file: RemoteFile, begin: int, end: int) -> bytes:
-        return self.client.read(self.place, file, begin, end, self.token)
-
-
-class _Opener:
-    """Downloads an adapter's files when they are first opened, and verifies them once.
-
-    Holds the caller's token until then: a load may come long after its request was resolved.
-    """
-
-    def __init__(self, look: _Look, asked: HubPlace, files: dict[str, RemoteFile]) -> None:
-        self._look: Final = look
-        self._asked: Final = asked
-        self._files: Final = files
-        #: Files whose bytes were verified, with what names them on the disk.
-        self._verified: dict[str, tuple[Path, StatIdentity]] = {}
-
-    def __call__(self, name: str) -> Path:
-        known = self._verified.get(name)
-        if known is not None and identity_of(known[0]) == known[1]:
-            return known[0]
-        file = self._files[name]
-        path = self._download(file, force=False)
-        if not _is_intact(path, file):
-            path = self._download(file, force=True)
-            if not _is_intact(path, file):
-                raise AdapterCorrupt(f"{name} does not have the checksum that the hub names")
-        self._verified[name] = path, identity_of(path)
+            raise SourceUnavailable(f"{file.name} of {repo} vanished from {CACHE}; try again")
         return path
 
-    def is_on_disk(self) -> bool:
-        return all(self._look.cached(file.name, file.commit) for file in self._weights)
+    def finish(self) -> None:
+        self.token = NO_TOKEN
 
-    @property
-    def _weights(self) -> list[RemoteFile]:
-        return [file for file in self._files.values() if file.name.endswith(".safetensors")]
+    def _found(self, name: str) -> RemoteFile:
+        if not is_offline():
+            return self._source.client.head(self._place, name, self.token)
+        repo, revision = self._place.repo, self._place.revision
+        path = self._source.cache.file(repo, name, revision)
+        version = self._source.cache.version(repo, name, revision)
+        if path is None or version is None:
+            raise not_cached(f"{name} of {repo}")
+        return hub_file(name, *version, path.stat().st_size)
 
-    def _download(self, file: RemoteFile, *, force: bool) -> Path:
-        if not force and (path := self._look.cached(file.name, file.commit)):
-            return path
-        with hub_errors(self._asked, file.name):
-            # The config by the revision as it was asked for, so that offline mode finds it later.
-            self._fetch(CONFIG_FILE, self._asked.revision, force=False)
-            path = self._fetch(file.name, file.commit, force=force)
-        if self.is_on_disk():
-            self._look.token = HubToken()
-        return path
-
-    def _fetch(self, name: str, revision: str, *, force: bool) -> Path:
-        return Path(
-            hf_hub_download(
-                self._asked.repo,
-                name,
-                revision=revision,
-                cache_dir=self._look.cache_dir,
-                token=self._look.token.value,
-                endpoint=self._look.client.endpoint,
-                force_download=force,
-            )
-        )
-
-
-def _is_intact(path: Path, file: RemoteFile) -> bool:
-    with opened(path) as descriptor:
-        if os.fstat(descriptor).st_size != file.size:
-            return False
-        if not _SHA256.fullmatch(file.etag):
-            return True
-        with os.fdopen(os.dup(descriptor), "rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest() == file.etag
-
-
-def _line(file: RemoteFile) -> str:
-    return f"{file.name}:{file.commit}:{file.etag}:{file.size}"
+    def _reader(self, file: RemoteFile) -> Callable[[int], Iterator[bytes]]:
+        client, place, token = self._source.client, self._place, self.token
+        return lambda begin: client.stream(place, file.name, begin, file.size, token)

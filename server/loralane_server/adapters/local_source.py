@@ -1,7 +1,7 @@
 """Adapters in folders of this machine."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from loralane_server.adapters.files import (
@@ -46,16 +46,21 @@ class LocalPlace:
         return os.path.lexists(self.folder / name)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Opener:
-    """Gives the paths of files that are still those which were resolved."""
+    """Gives the paths of files that are still those which were resolved.
 
-    place: LocalPlace
-    identities: dict[str, StatIdentity] = field(default_factory=dict)
+    One for each adapter that is known, so it holds little: a `Path` is five times its text.
+    """
+
+    folder: str
+    roots: tuple[Path, ...]
+    #: One line for each file, as `_line`.
+    identity: tuple[str, ...]
 
     def __call__(self, name: str) -> Path:
-        path = self.place.file(name)
-        if identity_of(path) != self.identities[name]:
+        path = LocalPlace(Path(self.folder), self.roots).file(name)
+        if _line(name, identity_of(path)) not in self.identity:
             raise AdapterCorrupt(f"{name} has changed since it was resolved; request it again")
         return path
 
@@ -106,15 +111,20 @@ class LocalSource:
             headers.append(header)
         if weight_map is not None:
             check_shards(weight_map, headers)
+        identity = tuple(_line(name, stat) for name, stat in identities.items())
         return Located(
             reference=reference,
             kind="local",
             config=config,
             headers=tuple(headers),
-            identity=tuple(_line(name, identity) for name, identity in identities.items()),
-            open_file=_Opener(place, identities),
-            is_on_disk=lambda: True,
+            identity=identity,
+            open_file=_Opener(str(place.folder), place.roots, identity),
+            is_on_disk=_always,
         )
+
+
+def _always() -> bool:
+    return True
 
 
 def _line(name: str, identity: StatIdentity) -> str:

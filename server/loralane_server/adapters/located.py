@@ -26,13 +26,14 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.safetensor
 class Located:
     """An adapter that was found; no tensor byte has been read.
 
-    `open_file(name)` gives the path of one of its files and may be slow: on the hub it downloads.
+    `open_file(name)` gives the path of one of its files, the config too, no link itself; it may be
+    slow: from the hub and S3 it downloads.
     It raises `AdapterCorrupt` when the bytes are no longer those that `identity` names, so a
     reader that calls it before *and* after reading knows what it has read.
     """
 
     reference: str
-    kind: Literal["local", "hub"]
+    kind: Literal["local", "hub", "s3"]
     config: bytes = field(repr=False)
     headers: tuple[FileHeader, ...] = field(repr=False)
     #: What names the files' bytes without reading them; see each source.

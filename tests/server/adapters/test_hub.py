@@ -9,7 +9,8 @@ import pytest
 from huggingface_hub import constants
 from loralane_server.adapters.hub_source import HubSettings
 from loralane_server.adapters.reader import LayerTensors
-from loralane_server.adapters.store import HUB_TTL_S, AdapterStore
+from loralane_server.adapters.resolver import HUB_TTL_S
+from loralane_server.adapters.store import AdapterStore
 from loralane_server.device.seam import ENDS
 from loralane_server.errors import (
     AdapterCorrupt,
@@ -198,7 +199,7 @@ def test_a_token_is_forgotten_when_the_files_are_there(hub: FakeHub, store: Adap
     digest = store.resolve("org/priv", "TOKEN_A").result().digest
     load(store, digest)
 
-    opener: Any = store._entry(digest).located.open_file
+    opener: Any = store.files_of(digest).open_file
 
     assert opener._look.token.secret is None
     assert "TOKEN" not in repr(vars(store))
@@ -249,9 +250,10 @@ def test_what_the_hub_refuses_has_a_name(case: str, hub: FakeHub, store: Adapter
     with pytest.raises(error, match=words) as caught:
         store.resolve(reference).result()
 
-    assert store.all() == []
+    assert store.list() == ((), 0)
     assert isinstance(caught.value, ShardError)
-    assert caught.value.retry_after_ms == (7000 if case == "busy" else 0)
+    away = 500 if error is SourceUnavailable else 0
+    assert caught.value.retry_after_ms == (7000 if case == "busy" else away)
     assert hub.requests["GET", "org/a", CONFIG] <= 1
 
 
@@ -323,7 +325,7 @@ def test_a_spoilt_file_in_the_cache_is_fetched_again(hub: FakeHub, store: Adapte
     index = store.resolve("org/a").result()
     load(store, index.digest)
     store.cache.drop(index.digest)
-    opener: Any = store._entry(index.digest).located.open_file
+    opener: Any = store.files_of(index.digest).open_file
     cached = opener(WEIGHTS).resolve()
     cached.write_bytes(cached.read_bytes()[:-4])
 
