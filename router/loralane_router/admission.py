@@ -33,6 +33,8 @@ class Ask:
     lanes: int
     #: Seconds, on the same clock as `now`.
     arrived: float
+    #: Whether the adapter was neither resident nor in the shard's memory when it was resolved.
+    is_cold: bool = False
 
 
 @dataclass(frozen=True, slots=True)

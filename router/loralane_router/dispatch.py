@@ -8,17 +8,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final
 
 from loralane_proto import shard_pb2 as pb
 
-from loralane_router.admission import Ask, admit
+from loralane_router.admission import admit
+from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
 from loralane_router.exposition import Work
 from loralane_router.facts import AdapterFacts
 from loralane_router.generation import Generation
 from loralane_router.ledger import Ledger
+from loralane_router.lookahead import to_prefetch
 from loralane_router.metrics import Metrics
 from loralane_router.queues import Queues
 from loralane_router.shards import RunStream, unavailable
@@ -27,20 +27,6 @@ _log = logging.getLogger(__name__)
 
 #: Seconds before a request that the shard refused is sent again: doubled each time, up to the last.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
-#: About a minute of refusals.
-_MOST_REFUSALS: Final = 64
-
-
-@dataclass(slots=True)
-class Entry:
-    """One request from acceptance to its end."""
-
-    ask: Ask
-    admission: pb.Admission
-    generation: Generation
-    refusals: int = 0
-    #: When the last tokens came, or 0 before the first.
-    last_tokens: float = 0.0
 
 
 class Dispatcher:
@@ -53,6 +39,10 @@ class Dispatcher:
         self._entries: dict[int, Entry] = {}
         self._queues = Queues()
         self._cancels: list[int] = []
+        #: Digests that the shard was told to prefetch and that still wait.
+        self._prefetched: set[str] = set()
+        #: Requests whose adapter is resolved once more, by id.
+        self._lost: dict[int, asyncio.Task[None]] = {}
         self._ledger: Ledger | None = None
         self._wake = asyncio.Event()
 
@@ -94,36 +84,10 @@ class Dispatcher:
         self._wake.set()
 
     def needed_pages(self, tokens: int, adapter: AdapterFacts) -> int:
-        """Return how many pages so many tokens take.
-
-        Raises RequestError if the shard could not hold them, or the adapter's lanes, even if it
-        were empty; or if it is not connected.
-        """
+        """Return how many pages so many tokens take. Raises RequestError as `Ledger` does."""
         if self._ledger is None:
             raise unavailable("the shard is not connected")
-        pages, capacity = self._ledger.pages(tokens), self._ledger.capacity
-        if pages > capacity.pages_total:
-            raise RequestError(
-                pb.ERROR_KIND_INVALID_REQUEST,
-                f"prompt and max_tokens take {pages} pages of {capacity.page_tokens} tokens and "
-                f"the shard has {capacity.pages_total}; lower max_tokens or shorten the prompt",
-                param="max_tokens",
-            )
-        lanes = adapter.lanes
-        if lanes > capacity.lanes_total:
-            raise RequestError(
-                pb.ERROR_KIND_TOO_LARGE,
-                f"the adapter takes {lanes} lanes and the shard has {capacity.lanes_total}",
-            )
-        pinned = self._ledger.pinned_lanes(without=adapter.digest)
-        if lanes > capacity.lanes_total - pinned:
-            raise RequestError(
-                pb.ERROR_KIND_OVERLOADED,
-                f"the adapter takes {lanes} lanes, but pinned adapters hold {pinned} of "
-                f"{capacity.lanes_total}; unpin one",
-                retry_after_s=_LONGEST_PAUSE_S,
-            )
-        return pages
+        return self._ledger.needed_pages(tokens, adapter)
 
     def submit(self, entry: Entry) -> None:
         """Put a request in its adapter's queue."""
@@ -144,7 +108,8 @@ class Dispatcher:
     def needs(self, digest: str) -> bool:
         """Whether a waiting or running request refers to this adapter."""
         running = self._ledger is not None and self._ledger.uses(digest)
-        return running or self._queues.waits_for(digest)
+        lost = any(self._entries[request_id].ask.digest == digest for request_id in self._lost)
+        return running or lost or self._queues.waits_for(digest)
 
     def note_pins(self, adapters: Iterable[AdapterFacts]) -> None:
         """Take over what the shard said about pinned adapters."""
@@ -193,12 +158,24 @@ class Dispatcher:
 
     def _batch(self) -> pb.RunRequest | None:
         """Return what to send now, None if nothing; admissions count as running from here on."""
-        admitted = self._admit(self._clock())
-        if not admitted and not self._cancels:
+        now = self._clock()
+        admitted = self._admit(now)
+        ahead = self._look_ahead(now)
+        if not admitted and not self._cancels and not ahead:
             return None
         running = [request_id for request_id in self._cancels if request_id in self._entries]
         self._cancels.clear()
-        return pb.RunRequest(admit=admitted, cancel=running)
+        return pb.RunRequest(admit=admitted, cancel=running, prefetch=ahead)
+
+    def _look_ahead(self, now: float) -> list[str]:
+        assert self._ledger is not None
+        self._prefetched = {d for d in self._prefetched if self._queues.waits_for(d)}
+        if not len(self._queues):
+            return []
+        held = self._ledger.room().holders.keys()
+        ahead = to_prefetch(self._queues.lines(now), held, self._prefetched)
+        self._prefetched.update(ahead)
+        return ahead
 
     def _admit(self, now: float) -> list[pb.Admission]:
         assert self._ledger is not None
@@ -221,7 +198,7 @@ class Dispatcher:
             entry = self._entries.get(row.request_id)
             if entry is None:
                 continue
-            self._measure(entry, row, now)
+            entry.measure(row, self._metrics, now)
             self._deliver(entry, row, now)
         self._ledger.observe(step.capacity)
 
@@ -235,8 +212,11 @@ class Dispatcher:
             return
         assert self._ledger is not None
         self._ledger.release(entry.ask)
-        if self._refused(entry, row) and not generation.finished:
+        if entry.was_refused(row):
             self._put_back(entry, now)
+            return
+        if entry.lost_its_adapter(row):
+            self._lost[row.request_id] = asyncio.create_task(self._find_again(entry))
             return
         del self._entries[row.request_id]
         self._feed(generation, row)
@@ -252,40 +232,30 @@ class Dispatcher:
             _log.exception("request %d: its tokens cannot be decoded", row.request_id)
             generation.fail(RequestError(pb.ERROR_KIND_INTERNAL, "the tokens cannot be decoded"))
 
-    def _refused(self, entry: Entry, row: pb.Row) -> bool:
-        """Whether the shard had no room after all, before the first token."""
-        return (
-            row.finish_reason == pb.FINISH_REASON_ERROR
-            and row.error.kind == pb.ERROR_KIND_OVERLOADED
-            and not entry.last_tokens
-            and entry.refusals < _MOST_REFUSALS
-        )
+    async def _find_again(self, entry: Entry) -> None:
+        """Resolve a request's adapter once more and queue it again; what fails now is its end."""
+        request_id = entry.ask.request_id
+        try:
+            facts = await entry.find_adapter_again()
+            self.needed_pages(entry.tokens, facts)
+            entry.readdress(facts)
+        except RequestError as error:
+            entry.generation.fail(error)
+        except Exception:
+            _log.exception("request %d: its adapter cannot be resolved again", request_id)
+            entry.generation.fail(RequestError(pb.ERROR_KIND_INTERNAL, "resolving again failed"))
+        del self._lost[request_id]
+        if entry.generation.finished:
+            del self._entries[request_id]
+        else:
+            self._queues.append(entry.ask)
+        self._wake.set()
 
     def _put_back(self, entry: Entry, now: float) -> None:
         pause = min(_FIRST_PAUSE_S * 2**entry.refusals, _LONGEST_PAUSE_S)
         entry.refusals += 1
         self._queues.put_back(entry.ask, now + pause)
         asyncio.get_running_loop().call_later(pause, self._wake.set)
-
-    def _measure(self, entry: Entry, row: pb.Row, now: float) -> None:
-        metrics, tokens, digest = self._metrics, len(row.tokens), entry.ask.digest
-        if row.cold_ms:
-            metrics.adapter_cold.observe(row.cold_ms / 1000)
-            metrics.usage.cold(digest, row.cold_ms / 1000)
-        if not tokens:
-            return
-        metrics.generated_tokens.inc(tokens)
-        metrics.usage.tokens(digest, tokens)
-        if entry.last_tokens:
-            metrics.inter_token.observe((now - entry.last_tokens) / tokens)
-        else:
-            metrics.prompt_tokens.inc(entry.generation.prompt_tokens)
-            metrics.queue.observe(entry.generation.queue_s)
-            metrics.time_to_first_token.observe(now - entry.ask.arrived)
-            metrics.usage.first_token(
-                digest, entry.generation.prompt_tokens, now - entry.ask.arrived
-            )
-        entry.last_tokens = now
 
     def _report(self) -> None:
         assert self._ledger is not None
@@ -294,6 +264,10 @@ class Dispatcher:
 
     def _end_all(self, error: RequestError) -> None:
         self._ledger = None
+        for task in self._lost.values():
+            task.cancel()
+        self._lost.clear()
+        self._prefetched.clear()
         self._queues.clear()
         self._cancels.clear()
         for entry in self._entries.values():

@@ -7,11 +7,16 @@ else (another router, rows that are being cleared) and is left alone while it la
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from loralane_proto import shard_pb2 as pb
 
 from loralane_router.admission import Ask, Holder, Room
+from loralane_router.errors import RequestError
 from loralane_router.facts import AdapterFacts
+
+#: Seconds after which a request that pinned adapters keep out may come back.
+_PINNED_RETRY_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -47,6 +52,36 @@ class Ledger:
     def pages(self, tokens: int) -> int:
         """Return how many pages so many tokens take."""
         return -(-tokens // max(1, self._capacity.page_tokens))
+
+    def needed_pages(self, tokens: int, adapter: AdapterFacts) -> int:
+        """Return how many pages so many tokens take.
+
+        Raises RequestError if the shard could not hold them, or the adapter's lanes, even if it
+        were empty.
+        """
+        pages, capacity = self.pages(tokens), self._capacity
+        if pages > capacity.pages_total:
+            raise RequestError(
+                pb.ERROR_KIND_INVALID_REQUEST,
+                f"prompt and max_tokens take {pages} pages of {capacity.page_tokens} tokens and "
+                f"the shard has {capacity.pages_total}; lower max_tokens or shorten the prompt",
+                param="max_tokens",
+            )
+        lanes = adapter.lanes
+        if lanes > capacity.lanes_total:
+            raise RequestError(
+                pb.ERROR_KIND_TOO_LARGE,
+                f"the adapter takes {lanes} lanes and the shard has {capacity.lanes_total}",
+            )
+        pinned = self.pinned_lanes(without=adapter.digest)
+        if lanes > capacity.lanes_total - pinned:
+            raise RequestError(
+                pb.ERROR_KIND_OVERLOADED,
+                f"the adapter takes {lanes} lanes, but pinned adapters hold {pinned} of "
+                f"{capacity.lanes_total}; unpin one",
+                retry_after_s=_PINNED_RETRY_S,
+            )
+        return pages
 
     def uses(self, digest: str) -> bool:
         """Whether an admitted request refers to this adapter."""

@@ -1,11 +1,14 @@
-"""Whether a request's parameters can be served, and how many tokens it may generate."""
+"""Whether a request's parameters can be served, how long it may be, and its wire form."""
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from loralane_proto import shard_pb2 as pb
 
 from loralane_router.errors import invalid
+from loralane_router.generation import Accepted
+from loralane_router.model import ModelInfo
 from loralane_router.requests import Parameters
 
 _UINT32: Final = 2**32
@@ -55,6 +58,22 @@ def fit(prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
             "max_tokens",
         )
     return max_tokens
+
+
+def admission_of(
+    accepted: Accepted, parameters: Parameters, prompt: Sequence[int], info: ModelInfo
+) -> pb.Admission:
+    """Return the wire form of a request that was accepted."""
+    return pb.Admission(
+        request_id=accepted.request_id,
+        digest=accepted.digest,
+        prompt=prompt,
+        max_tokens=accepted.max_tokens,
+        stop_token_ids=() if parameters.ignore_eos else info.eos_token_ids,
+        sampling=sampling(parameters, accepted.seed),
+        want_logprobs=parameters.logprobs,
+        top_logprobs=parameters.top_logprobs,
+    )
 
 
 def sampling(parameters: Parameters, seed: int) -> pb.Sampling:

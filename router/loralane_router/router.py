@@ -11,14 +11,15 @@ from loralane_proto import shard_pb2 as pb
 from loralane_router.admission import Ask
 from loralane_router.config import RouterConfig
 from loralane_router.connection import Connection
-from loralane_router.dispatch import Dispatcher, Entry
+from loralane_router.dispatch import Dispatcher
+from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
 from loralane_router.exposition import Exposition, Snapshot
 from loralane_router.facts import BASE, AdapterEntry, AdapterFacts, Page, facts_of
 from loralane_router.generation import Accepted, Generation
 from loralane_router.metrics import Metrics
 from loralane_router.model import Model, ModelInfo
-from loralane_router.parameters import check, fit, sampling
+from loralane_router.parameters import admission_of, check, fit
 from loralane_router.registry import Registry, not_found
 from loralane_router.requests import Merge, TextRequest
 from loralane_router.shards import unavailable
@@ -257,9 +258,16 @@ class Router:
             stop=request.parameters.stop,
         )
         generation = Generation(accepted, model.codec, self._dispatcher.cancel)
-        ask = Ask(accepted.request_id, adapter.digest, pages, adapter.lanes, arrived)
-        admission = _admission(accepted, request, prompt, model.info)
-        self._dispatcher.submit(Entry(ask, admission, generation))
+        ask = Ask(
+            accepted.request_id, adapter.digest, pages, adapter.lanes, arrived, adapter.is_cold
+        )
+        admission = admission_of(accepted, request.parameters, prompt, model.info)
+        entry = Entry(ask, admission, generation)
+        if adapter.digest:
+            entry.resolve_again = lambda: self._resolve(
+                request.merge or request.adapter, request.token
+            )
+        self._dispatcher.submit(entry)
         return generation
 
 
@@ -267,19 +275,3 @@ def _name(request: TextRequest, adapter: AdapterFacts) -> str:
     if request.merge is not None:
         return adapter.reference
     return request.adapter if adapter.digest else ""
-
-
-def _admission(
-    accepted: Accepted, request: TextRequest, prompt: list[int], info: ModelInfo
-) -> pb.Admission:
-    p = request.parameters
-    return pb.Admission(
-        request_id=accepted.request_id,
-        digest=accepted.digest,
-        prompt=prompt,
-        max_tokens=accepted.max_tokens,
-        stop_token_ids=() if p.ignore_eos else info.eos_token_ids,
-        sampling=sampling(p, accepted.seed),
-        want_logprobs=p.logprobs,
-        top_logprobs=p.top_logprobs,
-    )

@@ -8,7 +8,8 @@ from statistics import median
 import pytest
 from loralane_proto import shard_pb2 as pb
 from loralane_router.admission import Ask
-from loralane_router.dispatch import Dispatcher, Entry
+from loralane_router.dispatch import Dispatcher
+from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
 from loralane_router.generation import Accepted, Generation
 from loralane_router.metrics import Metrics
