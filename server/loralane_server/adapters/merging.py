@@ -19,6 +19,7 @@ from typing import Final, Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from loralane_server.adapters.factors import Factors
 from loralane_server.errors import InvalidRequest
 
 Strategy = Literal["linear", "ties", "dare_linear", "dare_ties", "cat"]
@@ -60,18 +61,6 @@ class Recipe:
         return self.strategy.endswith("ties")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """One member's share in one target: weight * scale * (B @ A)."""
-
-    #: [rank, in] float32
-    a: Tensor
-    #: [rank, out] float32, unscaled
-    b: Tensor
-    scale: float
-    weight: float
-
-
 def recipe_of(
     strategy: str, weights: Sequence[float], density: float, majority_sign: str
 ) -> Recipe:
@@ -104,22 +93,27 @@ def recipe_of(
     )
 
 
-def merge(recipe: Recipe, parts: Sequence[Part], seeds: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return A [rank, in] and B [rank, out] of one target, float32, all weights and scales in them.
+def merge(
+    recipe: Recipe,
+    weights: Sequence[float],
+    members: Sequence[Factors],
+    seeds: tuple[int, int],
+) -> Factors:
+    """Merge one target of plain adapters: float32 in, float32 out, with all in A and B (scale 1).
 
-    `parts` are those of the members that have the target, in the recipe's order, of one rank unless
-    the strategy is `cat`; `seeds` are for what is drawn of the A's and of the B's.
+    `members` are those that have the target, in the recipe's order, and `weights` theirs; all of
+    one rank unless the strategy is `cat`. `seeds` are for what is drawn of the A's and of the B's.
     """
-    factors = [part.weight * part.scale for part in parts]
+    factors = [weight * own.scale for weight, own in zip(weights, members, strict=True)]
     if recipe.strategy == "cat":
-        halves = [part.b * factor for part, factor in zip(parts, factors, strict=True)]
-        return torch.cat([part.a for part in parts]), torch.cat(halves)
+        halves = [own.b * factor for own, factor in zip(members, factors, strict=True)]
+        return Factors(torch.cat([own.a for own in members]), torch.cat(halves), 1.0)
     roots = [math.sqrt(abs(factor)) for factor in factors]
     signed = [math.copysign(root, factor) for root, factor in zip(roots, factors, strict=True)]
-    a = _combined(recipe, [part.a for part in parts], signed, seeds[0])
+    a = _combined(recipe, [own.a for own in members], signed, seeds[0])
     # PEFT's B is [out, rank], in memory too: draws and ties between equal values follow that order.
-    b = _combined(recipe, [part.b.T.contiguous() for part in parts], roots, seeds[1])
-    return a, b.T
+    b = _combined(recipe, [own.b.T.contiguous() for own in members], roots, seeds[1])
+    return Factors(a, b.T, 1.0)
 
 
 def _combined(

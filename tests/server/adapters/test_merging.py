@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from loralane_server.adapters.merging import MAX_MEMBERS, Part, Recipe, merge, recipe_of
+from loralane_server.adapters.factors import Factors
+from loralane_server.adapters.merging import MAX_MEMBERS, STRATEGIES, Recipe, merge, recipe_of
 from loralane_server.errors import InvalidRequest
 from peft.utils import merge_utils
 from torch import Tensor
@@ -25,29 +26,33 @@ PEFT: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def parts(*weights: float, ranks: Sequence[int] = (RANK,) * 8) -> list[Part]:
+def adapters(*ranks: int) -> list[Factors]:
+    """One target of so many adapters, each with a scale of its own."""
     generator = torch.Generator().manual_seed(3)
     return [
-        Part(
+        Factors(
             torch.randn(rank, IN, generator=generator),
             # Coarse, as bfloat16 adapters are: so that equal values compete for a place.
             torch.randn(rank, OUT, generator=generator).mul(8).round().div(8),
             scale=0.5 + index,
-            weight=weight,
         )
-        for index, (weight, rank) in enumerate(zip(weights, ranks, strict=False))
+        for index, rank in enumerate(ranks)
     ]
 
 
-def by_peft(recipe: Recipe, of: Sequence[Part]) -> tuple[Tensor, Tensor]:
+def alike(weights: Sequence[float]) -> list[Factors]:
+    return adapters(*[RANK] * len(weights))
+
+
+def by_peft(recipe: Recipe, members: Sequence[Factors]) -> tuple[Tensor, Tensor]:
     """A [rank, in] and B [out, rank], as PEFT's `add_weighted_adapter` makes them of one layer."""
-    factors = [part.weight * part.scale for part in of]
+    factors = [w * member.scale for w, member in zip(recipe.weights, members, strict=True)]
     roots = [math.sqrt(abs(factor)) for factor in factors]
-    signs = [1 if factor >= 0 else -1 for factor in factors]
+    signed = [root if factor >= 0 else -root for root, factor in zip(roots, factors, strict=True)]
     halves = []
     for seed, tensors, weights in (
-        (SEEDS[0], [p.a for p in of], [r * s for r, s in zip(roots, signs, strict=True)]),
-        (SEEDS[1], [p.b.T.contiguous() for p in of], roots),
+        (SEEDS[0], [member.a for member in members], signed),
+        (SEEDS[1], [member.b.T.contiguous() for member in members], roots),
     ):
         torch.manual_seed(seed)
         combine = PEFT[recipe.strategy]
@@ -70,30 +75,32 @@ def by_peft(recipe: Recipe, of: Sequence[Part]) -> tuple[Tensor, Tensor]:
 )
 def test_every_strategy_gives_the_numbers_of_peft(strategy, sign, weights, density):
     recipe = recipe_of(strategy, weights, density, sign)
-    members = parts(*weights)
+    members = alike(weights)
 
-    a, b = merge(recipe, members, SEEDS)
+    merged = merge(recipe, recipe.weights, members, SEEDS)
 
     expected_a, expected_b = by_peft(recipe, members)
-    assert torch.equal(a, expected_a)
-    assert torch.equal(b, expected_b.T)
+    assert torch.equal(merged.a, expected_a)
+    assert torch.equal(merged.b, expected_b.T)
+    assert merged.scale == 1
 
 
 @pytest.mark.filterwarnings("ignore:The density 1")
 @pytest.mark.parametrize("strategy", ["ties", "dare_linear", "dare_ties"])
 def test_a_density_of_one_keeps_everything_as_in_peft(strategy):
     recipe = recipe_of(strategy, (0.5, 0.5), 1.0, "total")
-    members = parts(0.5, 0.5)
+    members = alike(recipe.weights)
 
-    a, b = merge(recipe, members, SEEDS)
+    merged = merge(recipe, recipe.weights, members, SEEDS)
 
     expected_a, expected_b = by_peft(recipe, members)
-    assert torch.equal(a, expected_a)
-    assert torch.equal(b, expected_b.T)
+    assert torch.equal(merged.a, expected_a)
+    assert torch.equal(merged.b, expected_b.T)
+    assert merged.scale == 1
 
 
 def test_strategies_and_their_options_differ():
-    members = parts(0.7, -0.3, 0.25)
+    members = adapters(RANK, RANK, RANK)
     asked = [
         ("linear", 0.5, "total"),
         ("ties", 0.5, "total"),
@@ -105,48 +112,51 @@ def test_strategies_and_their_options_differ():
     ]
     recipes = [recipe_of(s, (0.7, -0.3, 0.25), density, sign) for s, density, sign in asked]
 
-    products = [torch.matmul(b.T, a) for a, b in (merge(r, members, SEEDS) for r in recipes)]
+    merged = [merge(recipe, recipe.weights, members, SEEDS) for recipe in recipes]
 
-    assert len({tuple(product.flatten().tolist()) for product in products}) == len(asked)
+    products = {tuple((each.b.T @ each.a).flatten().tolist()) for each in merged}
+    assert len(products) == len(asked)
 
 
 def test_cat_is_the_weighted_sum_of_deltas_of_any_ranks():
     recipe = recipe_of("cat", (0.5, -2.0, 1.0), 0.0, "")
-    members = parts(0.5, -2.0, 1.0, ranks=(4, 16, 1))
+    members = adapters(4, 16, 1)
 
-    a, b = merge(recipe, members, SEEDS)
+    merged = merge(recipe, recipe.weights, members, SEEDS)
 
-    assert a.shape == (21, IN)
-    expected = sum(p.weight * p.scale * (p.b.double().T @ p.a.double()) for p in members)
-    torch.testing.assert_close((b.T @ a).double(), expected, rtol=1e-5, atol=1e-5)
+    assert merged.a.shape == (21, IN)
+    deltas = [own.scale * (own.b.double().T @ own.a.double()) for own in members]
+    expected = sum(w * delta for w, delta in zip(recipe.weights, deltas, strict=True))
+    torch.testing.assert_close((merged.b.T @ merged.a).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_drawn_depends_on_the_seeds_alone():
     recipe = recipe_of("dare_linear", (1.0, 1.0), 0.5, "total")
-    members = parts(1.0, 1.0)
+    members = alike(recipe.weights)
 
     torch.manual_seed(1)
-    first = merge(recipe, members, SEEDS)
+    first = merge(recipe, recipe.weights, members, SEEDS)
     torch.manual_seed(2)
-    again = merge(recipe, members, SEEDS)
-    other = merge(recipe, members, (1, 2))
+    again = merge(recipe, recipe.weights, members, SEEDS)
+    other = merge(recipe, recipe.weights, members, (1, 2))
 
-    assert torch.equal(first[0], again[0])
-    assert torch.equal(first[1], again[1])
-    assert not torch.equal(first[0], other[0])
-    assert not torch.equal(first[1], other[1])
+    assert torch.equal(first.a, again.a)
+    assert torch.equal(first.b, again.b)
+    assert not torch.equal(first.a, other.a)
+    assert not torch.equal(first.b, other.b)
 
 
 def test_members_are_left_as_they_were():
-    members = parts(1.0, -1.0)
-    before = [(part.a.clone(), part.b.clone()) for part in members]
+    members = adapters(RANK, RANK)
+    before = [(own.a.clone(), own.b.clone()) for own in members]
 
-    for strategy in ("linear", "ties", "dare_linear", "dare_ties", "cat"):
-        merge(recipe_of(strategy, (1.0, -1.0), 0.5, "total"), members, SEEDS)
+    for strategy in STRATEGIES:
+        recipe = recipe_of(strategy, (1.0, -1.0), 0.5, "total")
+        merge(recipe, recipe.weights, members, SEEDS)
 
-    for part, (a, b) in zip(members, before, strict=True):
-        assert torch.equal(part.a, a)
-        assert torch.equal(part.b, b)
+    for own, (a, b) in zip(members, before, strict=True):
+        assert torch.equal(own.a, a)
+        assert torch.equal(own.b, b)
 
 
 def test_recipes_that_mean_the_same_are_equal():
