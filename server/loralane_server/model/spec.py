@@ -1,8 +1,8 @@
 """What a base model is: config.json read into one frozen record, or refused by name.
 
-Four families share one decoder; they differ in three switches (biases, q/k norm, head tying), which
-is all that `ModelSpec` keeps of the family. A field that would change the maths and is not
-implemented is an error here, before a single weight is read.
+Five families share one decoder; they differ in four switches (biases, q/k norm, head tying, fused
+weights), which is all that `ModelSpec` keeps of the family. A field that would change the maths and
+is not implemented is an error here, before a single weight is read.
 """
 
 import json
@@ -25,6 +25,10 @@ class Family:
     o_bias: bool | None = None
     #: RMS norm of each query and key head before the rotary embedding.
     qk_norm: bool = False
+    #: Stored as `qkv_proj` and `gate_up_proj`: rows in the order of the linears in them.
+    fused: bool = False
+    #: Fields that are without effect in this family, though not in others.
+    harmless: frozenset[str] = frozenset()
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -32,6 +36,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "MistralForCausalLM": Family(qkv_bias=False, o_bias=False),
     "Qwen2ForCausalLM": Family(qkv_bias=True, o_bias=False),
     "Qwen3ForCausalLM": Family(qk_norm=True),
+    # The original length belongs to longrope, which `read_rope` refuses by name.
+    "Phi3ForCausalLM": Family(
+        qkv_bias=False,
+        o_bias=False,
+        fused=True,
+        harmless=frozenset({"original_max_position_embeddings"}),
+    ),
 }
 
 #: Read below, or by `read_rope`.
@@ -75,6 +86,8 @@ class ModelSpec:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    #: The checkpoint holds q, k, v as one `qkv_proj`, gate and up as one `gate_up_proj`.
+    fused: bool
     eos_token_ids: tuple[int, ...]
     #: The dtype in which the weights are stored, as config.json says ("float32", "bfloat16", ...).
     stored_dtype: str
@@ -126,7 +139,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             f"config.json: architecture {architecture} is not supported; "
             f"supported: {', '.join(FAMILIES)}"
         )
-    _refuse_unknown(config)
+    _refuse_unknown(config, family.harmless)
     bias = bool(config.get("attention_bias", False))
     heads = _positive(config, "num_attention_heads")
     hidden = _positive(config, "hidden_size")
@@ -147,12 +160,13 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         o_bias=bias if family.o_bias is None else family.o_bias,
         mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=family.qk_norm,
+        fused=family.fused,
         eos_token_ids=_ids(config.get("eos_token_id")),
         stored_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
     )
 
 
-def _refuse_unknown(config: Mapping[str, Any]) -> None:
+def _refuse_unknown(config: Mapping[str, Any], harmless: frozenset[str]) -> None:
     if config.get("hidden_act", "silu") != "silu":
         raise ModelUnsupported(f"config.json: hidden_act {config['hidden_act']!r}: only 'silu'")
     if config.get("quantization_config"):
@@ -161,9 +175,10 @@ def _refuse_unknown(config: Mapping[str, Any]) -> None:
         )
     if config.get("partial_rotary_factor", 1.0) not in (None, 1.0):
         raise ModelUnsupported("config.json: partial_rotary_factor other than 1 is not implemented")
+    known = _READ | _HARMLESS | harmless
     for name, value in config.items():
         neutral = value is None or value is False or value in ({}, [], "")
-        if name not in _READ and name not in _HARMLESS and name[0] != "_" and not neutral:
+        if name not in known and name[0] != "_" and not neutral:
             raise ModelUnsupported(
                 f"config.json: field {name} = {value!r} is not known to this server and could "
                 "change the answers; remove it if it does not"

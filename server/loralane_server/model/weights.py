@@ -22,6 +22,8 @@ from loralane_server.model.decoder import Decoder
 from loralane_server.model.spec import ModelSpec
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+#: What a checkpoint calls a group that it stores fused.
+_FUSED = {"qkv": "qkv_proj", "gate_up": "gate_up_proj"}
 
 
 class Checkpoint:
@@ -120,10 +122,7 @@ def _read_layer(
         return checkpoint.read(f"{prefix}.{name}.weight", (size,), dtype)
 
     return LayerWeights(
-        linears={
-            group: _read_group(checkpoint, spec, prefix, modules, dtype)
-            for group, modules in GROUPS.items()
-        },
+        linears={group: _read_group(checkpoint, spec, prefix, group, dtype) for group in GROUPS},
         input_norm=norm("input_layernorm", spec.hidden),
         post_norm=norm("post_attention_layernorm", spec.hidden),
         q_norm=norm("self_attn.q_norm", spec.head_dim) if spec.qk_norm else None,
@@ -135,19 +134,22 @@ def _read_group(
     checkpoint: Checkpoint,
     spec: ModelSpec,
     prefix: str,
-    modules: tuple[str, ...],
+    group: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
     """Read linears that share an input as one weight [sum of outs, in] and one bias."""
-    shapes = spec.linears()
+    shapes, modules = spec.linears(), GROUPS[group]
     outs = [shapes[module][0] for module in modules]
     weight = mapped((sum(outs), shapes[modules[0]][1]), dtype)
     bias = mapped((sum(outs),), dtype) if has_bias(spec, modules[0]) else None
-    for module, rows in _parts(modules, outs):
-        name = f"{prefix}.{'self_attn' if module in _ATTENTION else 'mlp'}.{module}"
-        checkpoint.read_into(weight[rows], f"{name}.weight")
+    parts = list(_parts(modules, outs))
+    if spec.fused and group in _FUSED:
+        parts = [(_FUSED[group], slice(None))]
+    block = "self_attn" if modules[0] in _ATTENTION else "mlp"
+    for stored, rows in parts:
+        checkpoint.read_into(weight[rows], f"{prefix}.{block}.{stored}.weight")
         if bias is not None:
-            checkpoint.read_into(bias[rows], f"{name}.bias")
+            checkpoint.read_into(bias[rows], f"{prefix}.{block}.{stored}.bias")
     return weight, bias
 
 

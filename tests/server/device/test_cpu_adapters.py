@@ -43,6 +43,7 @@ SPEC = ModelSpec(
     o_bias=False,
     mlp_bias=False,
     qk_norm=False,
+    fused=False,
     eos_token_ids=(),
     stored_dtype="float32",
 )

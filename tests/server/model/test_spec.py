@@ -42,6 +42,7 @@ def test_what_transformers_writes_is_understood(family: str) -> None:
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"hidden_size": "64"}, "hidden_size"),
+        ({"original_max_position_embeddings": 64}, "original_max_position_embeddings"),
         ({"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
     ],
 )
