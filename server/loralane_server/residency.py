@@ -8,31 +8,48 @@ steps, so that a load never stalls the rows that are running.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from loralane_server.adapters.pool import AdapterPool, Tenant
 from loralane_server.adapters.reader import LayerTensors
 from loralane_server.adapters.store import AdapterStore
-from loralane_server.device.seam import BatchT, Device
+from loralane_server.device.seam import ENDS, BatchT, Device
 from loralane_server.errors import ShardError
 from loralane_server.rows import Residency, Row
+from loralane_server.usage import LoadTimes, UsageBook
 
-#: Enough for a layer of most adapters; a load of any size still advances by one layer a step.
-LANE_BYTES_PER_STEP = 8 << 20
+#: A few layers of most adapters, some milliseconds of copying. A load always advances by one.
+LANE_BYTES_PER_STEP = 4 << 20
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Load:
     """An adapter on its way into the pool, and who waits for it."""
 
     digest: str
     started: float
+    #: Layers 0 .. written - 1 are in their lanes, and so are the ends; `ENDS` = nothing is yet.
+    written: int = ENDS
+    #: Whether it has ended well: every layer is written, and what was read was found sound.
+    complete: bool = False
+    times: LoadTimes = field(default_factory=LoadTimes)
     rows: list[Row] = field(default_factory=list)
     futures: list[Future[None]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A layer that waits for the end of a step."""
+
+    load: Load
+    #: None = the load has ended.
+    layer: LayerTensors | None
+    #: When it was handed over, on the clock of `time.perf_counter`.
+    since: float
 
 
 class ResidencyManager:
@@ -43,35 +60,32 @@ class ResidencyManager:
         pool: AdapterPool,
         store: AdapterStore,
         device: Device[BatchT],
+        *,
+        usage: UsageBook,
         post: Callable[[Callable[[], None]], None],
         fail: Callable[[Row, ShardError], None],
     ) -> None:
         self.pool = pool
         self._store = store
         self._write_lanes = device.write_lanes
+        self._usage = usage
         self._post = post
         self._fail = fail
         self._loads: dict[str, Load] = {}
-        #: In order of arrival; None after the last layer of a load.
-        self._staged: deque[tuple[Load, LayerTensors | None]] = deque()
+        #: In order of arrival.
+        self._staged: deque[Staged] = deque()
         #: Changes not yet reported.
         self._changes: list[Residency] = []
-        #: digest -> (milliseconds of the last load, unix time of last use)
-        self._load_ms: dict[str, float] = {}
-        self._last_used: dict[str, float] = {}
 
     @property
     def has_staged(self) -> bool:
         """Whether layers wait to be written."""
         return bool(self._staged)
 
-    def load_ms(self, digest: str) -> float:
-        """Return how long the adapter's last load took; 0 if it never was loaded."""
-        return self._load_ms.get(digest, 0.0)
-
-    def last_used(self, digest: str) -> float:
-        """Return when a row last began or ended with the adapter, unix seconds; 0 if never."""
-        return self._last_used.get(digest, 0.0)
+    @property
+    def loads(self) -> Iterable[Load]:
+        """The loads in flight, in order of their beginning."""
+        return self._loads.values()
 
     def attach(self, row: Row) -> None:
         """Make a row refer to its adapter, loading that if it is not resident.
@@ -81,11 +95,12 @@ class ResidencyManager:
         digest = row.admission.digest
         self._ensure(digest)
         self.pool.acquire(digest)
-        self._last_used[digest] = time.time()
+        self._usage.used(digest)
+        row.lane_pages = self._tenant(digest).pages
         if digest in self._loads:
             self._loads[digest].rows.append(row)
         else:
-            self._make_ready(row)
+            row.ready = True
 
     def detach(self, row: Row) -> None:
         """Make a row that ends refer to its adapter no longer."""
@@ -94,11 +109,12 @@ class ResidencyManager:
         if load is not None and row in load.rows:
             load.rows.remove(row)
         self.pool.release(digest)
-        self._last_used[digest] = time.time()
+        self._usage.used(digest)
 
     def load(self, digest: str, done: Future[None]) -> None:
         """Bring an adapter into the pool and complete `done` when it is resident."""
         self._ensure(digest)
+        self._usage.touch(digest)
         if digest in self._loads:
             self._loads[digest].futures.append(done)
         else:
@@ -109,25 +125,46 @@ class ResidencyManager:
         lanes = self.pool.evict(digest)
         if lanes:
             self._changes.append(Residency(digest, resident=False, lanes=0))
+        self._usage.forget(digest)
         return lanes
+
+    def expire(self) -> list[str]:
+        """Free the lanes of adapters whose time to live is over; return who is to be forgotten.
+
+        That is whoever was loaded, used or given a time to live here, with lanes or without, but
+        for those in use, pinned or being loaded.
+        """
+        busy = {tenant.digest for tenant in self.pool.tenants() if not tenant.evictable}
+        expired = self._usage.take_expired(kept=busy)
+        for digest in expired:
+            self.unload(digest)
+        return expired
 
     def write_staged(self) -> None:
         """Write staged layers to their lanes, up to the bound between two steps."""
         written = 0
         while self._staged and (written == 0 or written < LANE_BYTES_PER_STEP):
-            load, layer = self._staged.popleft()
-            if layer is None:
-                self._finish(load)
+            staged = self._staged.popleft()
+            if staged.layer is None:
+                self._finish(staged.load)
             else:
-                tenant = self._tenant(load.digest)
-                self._write_lanes(layer.layer, tenant.pages, layer.targets, layer.tables)
-                written += layer.nbytes
+                self._write(staged.load, staged.layer, staged.since)
+                written += staged.layer.nbytes
 
     def take_changes(self) -> tuple[Residency, ...]:
         """Return the changes since the last call."""
         changes = tuple(self._changes)
         self._changes.clear()
         return changes
+
+    def check(self) -> None:
+        """Assert that who waits for a load waits for one in flight."""
+        self.pool.check()
+        for digest, load in self._loads.items():
+            tenant = self._tenant(digest)
+            assert not tenant.resident
+            assert not load.complete
+            assert all(row.admission.digest == digest and not row.ready for row in load.rows)
 
     def _ensure(self, digest: str) -> None:
         """Give the adapter lanes and start its load, unless it has them already."""
@@ -140,44 +177,58 @@ class ResidencyManager:
         self._loads[digest] = load
 
         def stage(layer: LayerTensors) -> None:
-            self._post(lambda: self._staged.append((load, layer)))
+            staged = Staged(load, layer, time.perf_counter())
+            self._post(lambda: self._staged.append(staged))
 
-        read = self._store.load(digest, stage)
+        try:
+            read = self._store.load(digest, stage)
+        except ShardError:
+            self._drop(load)
+            raise
         read.add_done_callback(lambda done: self._post(lambda: self._read_ended(load, done)))
+
+    def _write(self, load: Load, layer: LayerTensors, since: float) -> None:
+        assert layer.layer == load.written, "the store hands out the ends first, then each layer"
+        began = time.perf_counter()
+        pages = self._tenant(load.digest).pages
+        self._write_lanes(layer.layer, pages, layer.targets, layer.tables)
+        load.written += 1
+        write_ms = (time.perf_counter() - began) * 1e3
+        load.times = load.times.plus(layer.times, write_ms, wait_ms=(began - since) * 1e3)
 
     def _read_ended(self, load: Load, done: "Future[None]") -> None:
         error = done.exception()
         if error is None:
-            self._staged.append((load, None))
+            self._staged.append(Staged(load, None, time.perf_counter()))
             return
         if not isinstance(error, ShardError):
             log.error("loading adapter %s failed", load.digest, exc_info=error)
             error = ShardError(f"loading the adapter failed: {error}")
-        del self._loads[load.digest]
-        self._staged = deque(item for item in self._staged if item[0] is not load)
+        self._staged = deque(item for item in self._staged if item.load is not load)
         for row in list(load.rows):
             self._fail(row, error)
         for future in load.futures:
             future.set_exception(error)
+        self._drop(load)
+
+    def _drop(self, load: Load) -> None:
+        del self._loads[load.digest]
         self.pool.abandon(load.digest)
 
     def _finish(self, load: Load) -> None:
         """All layers are written: the adapter is resident and its rows may run."""
         self.pool.complete(load.digest)
         del self._loads[load.digest]
+        load.complete = True
         now = time.perf_counter()
-        self._load_ms[load.digest] = (now - load.started) * 1e3
+        self._usage.loaded(load.digest, (now - load.started) * 1e3, load.times)
         lanes = self._tenant(load.digest).lanes
         self._changes.append(Residency(load.digest, resident=True, lanes=lanes))
         for row in load.rows:
             row.cold_ms = (now - row.arrived) * 1e3
-            self._make_ready(row)
+            row.ready = True
         for future in load.futures:
             future.set_result(None)
-
-    def _make_ready(self, row: Row) -> None:
-        row.lane_pages = self._tenant(row.admission.digest).pages
-        row.ready = True
 
     def _tenant(self, digest: str) -> Tenant:
         tenant = self.pool.get(digest)

@@ -104,16 +104,23 @@ class Row:
     pages: Int32
     #: Prompt and generated tokens.
     tokens: list[int]
-    #: Lane pages of its adapter; set when the adapter is resident.
+    #: Lane pages of its adapter; they may be read as far as the adapter's layers are written.
     lane_pages: tuple[int, ...] = ()
     #: How many of `tokens` have their keys and values in the pages.
     computed: int = 0
-    #: Whether its adapter (if any) is resident: it can run.
+    #: Whether its adapter (if any) is resident.
     ready: bool = False
+    #: Whether a wave computes its first tokens: no other step may.
+    in_wave: bool = False
     arrived: float = 0.0
     cold_ms: float = 0.0
     #: Not yet reported.
     events: list[RowEvent] = field(default_factory=list)
+
+    @property
+    def runnable(self) -> bool:
+        """Whether an ordinary step may compute it."""
+        return self.ready and not self.in_wave
 
     @property
     def pending(self) -> int:

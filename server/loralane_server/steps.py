@@ -14,10 +14,15 @@ Part = tuple[Row, int]
 _LOWEST = float(np.finfo(np.float32).min)
 
 
+def in_step_order(parts: Sequence[Part]) -> list[Part]:
+    """Sort parts as a step takes them: single tokens first, among these adapters before base."""
+    return sorted(parts, key=lambda part: (part[1] > 1, not part[0].lane_pages))
+
+
 def build_step(parts: Sequence[Part]) -> StepInput:
     """Lay the rows' tokens side by side. A row whose last token is computed is sampled.
 
-    parts: single tokens first, adapters before base rows (see `StepInput`).
+    parts: in the order of `in_step_order` (see `StepInput`).
     """
     tokens = [t for row, n in parts for t in row.tokens[row.computed : row.computed + n]]
     positions = [np.arange(row.computed, row.computed + n, dtype=np.int32) for row, n in parts]

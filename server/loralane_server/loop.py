@@ -1,0 +1,212 @@
+"""The step loop: what the engine's thread does between and in steps.
+
+A turn writes the adapter layers that have arrived, lets the planner decide who computes what, runs
+one step and tells every listener what changed. Then rows whose adapter is still arriving compute as
+far as it has come (see waves.py). Nothing else touches the model or the device.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic
+
+from loralane_server.adapters.pool import AdapterPool
+from loralane_server.adapters.store import AdapterStore
+from loralane_server.device.seam import BatchT, Device, StepOutput
+from loralane_server.errors import ShardError
+from loralane_server.limits import Limits
+from loralane_server.listeners import Listeners
+from loralane_server.model.decoder import Decoder
+from loralane_server.pages import PageTable, pages_for
+from loralane_server.planner import plan_step
+from loralane_server.residency import ResidencyManager
+from loralane_server.rows import NO_PAGES, Admission, Capacity, Finish, Row, RowEvent, Sink
+from loralane_server.steps import Part, build_step, in_step_order, read_token
+from loralane_server.usage import UsageBook
+from loralane_server.waves import Progress, Waves
+
+log = logging.getLogger(__name__)
+
+
+class StepLoop(Generic[BatchT]):
+    """Owns the rows. Touched only by the engine's thread.
+
+    `post` brings a call from any thread to the engine's, before the next turn.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder[BatchT],
+        device: Device[BatchT],
+        store: AdapterStore,
+        *,
+        pool: AdapterPool,
+        pages: PageTable,
+        limits: Limits,
+        usage: UsageBook,
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._decoder = decoder
+        self._device = device
+        self._pages = pages
+        self._limits = limits
+        self.residency = ResidencyManager(
+            pool, store, device, usage=usage, post=post, fail=self._fail
+        )
+        self._waves = Waves(decoder, device, limits.step_tokens)
+        self._listeners = Listeners()
+        #: In order of arrival.
+        self._rows: list[Row] = []
+        #: Ended since the last message.
+        self._ended: list[Row] = []
+        #: Executions of the model so far; one in parts counts when it ends.
+        self._steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn would do anything before something new is asked for."""
+        runnable = any(row.runnable for row in self._rows)
+        return runnable or self.residency.has_staged or self._waves.can_advance
+
+    def turn(self) -> None:
+        """Write what arrived, run one step, tell what changed; then the waves."""
+        self.residency.write_staged()
+        runnable = [row for row in self._rows if row.runnable]
+        counts = plan_step([row.pending for row in runnable], self._limits.step_tokens)
+        parts = [(row, n) for row, n in zip(runnable, counts, strict=True) if n]
+        if parts:
+            self._step(in_step_order(parts))
+        self._publish()
+        self._advance_waves(sum(n == 1 for _, n in parts) if parts else None)
+
+    def admit(self, admission: Admission, sink: Sink) -> None:
+        """Start a row, or refuse it."""
+        row = Row(admission, sink, NO_PAGES, list(admission.prompt), arrived=time.perf_counter())
+        try:
+            self._limits.check(admission, running=len(self._rows))
+            row.pages = self._pages.take(pages_for(len(row.tokens) + admission.max_tokens))
+            if admission.digest:
+                self.residency.attach(row)
+            else:
+                row.ready = True
+        except ShardError as error:
+            self._pages.give_back(row.pages)
+            _add_error(row, error)
+            self._ended.append(row)
+            return
+        self._rows.append(row)
+
+    def cancel(self, request_id: int, sink: Sink) -> None:
+        """End a row of `sink` if it still runs."""
+        for row in self._rows:
+            if row.sink == sink and row.admission.request_id == request_id:
+                row.events.append(RowEvent(request_id, finish=Finish.CANCELLED))
+                self._end(row)
+                return
+
+    def add_sink(self, sink: Sink) -> None:
+        """Tell `sink` from now on what steps change."""
+        self._listeners.add(sink, self._steps, self.capacity())
+
+    def drop_sink(self, sink: Sink) -> None:
+        """Tell `sink` nothing more and end its rows."""
+        for row in [row for row in self._rows if row.sink == sink]:
+            self._end(row)
+        self._listeners.remove(sink)
+
+    def capacity(self) -> Capacity:
+        """Return what the shard can still take."""
+        pool = self.residency.pool
+        return Capacity(
+            rows_total=self._limits.rows,
+            rows_free=self._limits.rows - len(self._rows),
+            pages_total=self._pages.total,
+            pages_free=self._pages.free,
+            lanes_total=pool.lanes_total,
+            lanes_free=pool.lanes_free,
+            lanes_in_use=pool.lanes_in_use,
+        )
+
+    def progress(self) -> list[Progress]:
+        """Return how far loads, and the rows that wait for them, have come."""
+        return self._waves.progress(self.residency.loads)
+
+    def check(self) -> None:
+        """Assert that pages, lanes and waves belong to rows and adapters, each to one."""
+        self._pages.check()
+        self.residency.check()
+        self._waves.check(self._rows)
+        owned = sum(len(row.pages) for row in self._rows)
+        assert owned + self._pages.free == self._pages.total
+        users = sum(t.users for t in self.residency.pool.tenants())
+        assert users == sum(1 for row in self._rows if row.admission.digest)
+
+    def _step(self, parts: Sequence[Part]) -> None:
+        output = self._attempt(parts, partial(self._compute, parts))
+        if output is not None:
+            self._accept(parts, output)
+
+    def _advance_waves(self, streams: int | None) -> None:
+        """Run what may be run of the waves beside a step of so many decoding rows, or of none."""
+        self._waves.form(self.residency.loads)
+        for wave, count in self._waves.plan(streams):
+            output = self._attempt(wave.parts, partial(self._waves.run, wave, count))
+            if output is not None:
+                self._waves.drop(wave.load.digest)
+                self._accept(wave.parts, output)
+            self._publish()
+
+    def _compute(self, parts: Sequence[Part]) -> StepOutput:
+        batch = self._device.batch(build_step(parts))
+        return self._device.sample(self._decoder.logits(batch), batch)
+
+    def _attempt(
+        self, parts: Sequence[Part], compute: Callable[[], StepOutput | None]
+    ) -> StepOutput | None:
+        """Return what `compute` does; if it raises, fail the rows of the step and return None."""
+        try:
+            return compute()
+        except Exception as exc:
+            log.exception("the step after step %d failed", self._steps)
+            for row, _ in parts:
+                self._fail(row, ShardError(f"the step failed: {exc}"))
+            return None
+
+    def _accept(self, parts: Sequence[Part], output: StepOutput) -> None:
+        """Count a step that was run, and give its rows what it sampled."""
+        self._steps += 1
+        sampled = [row for row, n in parts if n == row.pending]
+        for row, n in parts:
+            row.computed += n
+        for i, row in enumerate(sampled):
+            finish = row.accept(read_token(output, i, row.admission.logprobs))
+            if finish is not None:
+                self._end(row)
+
+    def _fail(self, row: Row, error: ShardError) -> None:
+        """End a running row with an error."""
+        _add_error(row, error)
+        self._end(row)
+
+    def _end(self, row: Row) -> None:
+        """Free all that a row owns; its last events are still to be told."""
+        self._rows.remove(row)
+        self._ended.append(row)
+        if row.in_wave:  # it would write to pages that are another row's by then
+            self._waves.drop(row.admission.digest)
+        self._pages.give_back(row.pages)
+        if row.admission.digest:
+            self.residency.detach(row)
+
+    def _publish(self) -> None:
+        """Tell every listener what changed since the last time."""
+        rows = [*self._ended, *self._rows]
+        changes = self.residency.take_changes()
+        self._listeners.tell(self._steps, rows, changes, self.capacity())
+        self._ended.clear()
+
+
+def _add_error(row: Row, error: ShardError) -> None:
+    event = RowEvent(row.admission.request_id, finish=Finish.ERROR, error=error)
+    row.events.append(event)
