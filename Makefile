@@ -6,7 +6,7 @@ CLIENTS := .venv-clients
 PROTO := .venv-proto
 PIP := -m pip --disable-pip-version-check install --progress-bar on
 
-.PHONY: setup demo serve test cases check proto bench clean
+.PHONY: setup demo serve test cases fuzz soak check proto bench clean
 
 setup: $(VENV)/.runtime
 
@@ -17,13 +17,21 @@ serve: $(VENV)/.runtime
 	$(BIN)/loralane serve
 
 # Many processes share the cores here: threads that wait by spinning would only take them away.
-test cases: export OMP_WAIT_POLICY = PASSIVE
+test cases soak: export OMP_WAIT_POLICY = PASSIVE
 test: $(VENV)/.dev $(CLIENTS)/.ready
 	$(BIN)/python -m pytest
 
 # A case file over the wire: one line a case, exit status 1 on a failure.
 cases: $(VENV)/.dev
 	$(BIN)/python -m tests.cases.run $(CASES)
+
+# 220,000 mutated adapters through the reading path; FUZZ="--configs 1 --headers 0 --first 7": one.
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz.run $(FUZZ)
+
+# Adapters loaded, evicted, unloaded and replaced under load; every token compared.
+soak: $(VENV)/.dev
+	$(BIN)/python -m tests.soak.run --minutes $(or $(MINUTES),10)
 
 check: $(VENV)/.dev $(PROTO)/.ready
 	$(BIN)/ruff check
