@@ -15,7 +15,7 @@ import grpc
 from loralane_proto import shard_pb2 as pb
 from loralane_proto import shard_pb2_grpc as pb_grpc
 
-from loralane_server.adapters.index import AdapterIndex
+from loralane_server.adapters.entries import AdapterSummary
 from loralane_server.adapters.pool import Tenant, lanes_for
 from loralane_server.adapters.store import AdapterStore
 from loralane_server.engine import Engine
@@ -111,35 +111,38 @@ class ShardService(pb_grpc.ShardServicer):
     ) -> pb.Adapter:
         """Turn a reference into an identity, reading headers only."""
         future = self._store.resolve(request.reference, request.token or None)
-        index = await asyncio.wrap_future(future)
-        return self._describe(index, await self._tenants())
+        summary = await asyncio.wrap_future(future)
+        return self._describe(summary, await self._tenants())
 
     async def ValidateAdapter(  # noqa: N802
         self, request: pb.ValidateAdapterRequest, context: Any
     ) -> pb.ValidateAdapterReply:
         """Say what an adapter is and whether it can be served."""
         try:
-            future = self._store.resolve(request.reference, request.token or None)
-            index = await asyncio.wrap_future(future)
+            future = self._store.validate(
+                request.reference, request.token or None, tensors=request.tensors
+            )
+            found = await asyncio.wrap_future(future)
         except ShardError as error:
             return pb.ValidateAdapterReply(error=error.to_proto())
-        return pb.ValidateAdapterReply(adapter=self._describe(index, await self._tenants()))
+        adapter = _facts(found.summary)
+        return pb.ValidateAdapterReply(adapter=adapter, notes=found.notes)
 
     @typed_errors
     async def LoadAdapter(  # noqa: N802
         self, request: pb.LoadAdapterRequest, context: Any
     ) -> pb.Adapter:
         """Make an adapter resident; answer when it is."""
-        index = self._store.index(request.digest)
+        summary = self._store.summary(request.digest)
         await asyncio.wrap_future(self._engine.load(request.digest))
-        return self._describe(index, await self._tenants())
+        return self._describe(summary, await self._tenants())
 
     @typed_errors
     async def UnloadAdapter(  # noqa: N802
         self, request: pb.UnloadAdapterRequest, context: Any
     ) -> pb.UnloadAdapterReply:
         """Free an adapter's lanes and its host copy."""
-        self._store.index(request.digest)
+        self._store.summary(request.digest)
         lanes = await asyncio.wrap_future(self._engine.unload(request.digest))
         freed = self._store.unload(request.digest)
         return pb.UnloadAdapterReply(freed_host_bytes=freed, freed_lanes=lanes)
@@ -147,21 +150,22 @@ class ShardService(pb_grpc.ShardServicer):
     @typed_errors
     async def PinAdapter(self, request: pb.PinAdapterRequest, context: Any) -> pb.Adapter:  # noqa: N802
         """Keep an adapter resident (loading it first), or let it be evicted again."""
-        index = self._store.index(request.digest)
+        summary = self._store.summary(request.digest)
         while not await asyncio.wrap_future(self._engine.pin(request.digest, request.pinned)):
             if not request.pinned:
                 break  # it holds no lanes: there is nothing to let go
             await asyncio.wrap_future(self._engine.load(request.digest))
-        return self._describe(index, await self._tenants())
+        self._store.pin(request.digest, request.pinned)
+        return self._describe(summary, await self._tenants())
 
     async def ListAdapters(  # noqa: N802
         self, request: pb.ListAdaptersRequest, context: Any
     ) -> pb.ListAdaptersReply:
-        """Describe every adapter that was resolved."""
+        """Describe a page of the adapters that were resolved."""
         tenants = await self._tenants()
-        return pb.ListAdaptersReply(
-            adapters=[self._describe(index, tenants) for index in self._store.all()]
-        )
+        page, total = self._store.list(request.limit, request.after)
+        adapters = [self._describe(summary, tenants) for summary in page]
+        return pb.ListAdaptersReply(adapters=adapters, total=total)
 
     async def Run(  # noqa: N802
         self, requests: AsyncIterator[pb.RunRequest], context: Any
@@ -196,20 +200,28 @@ class ShardService(pb_grpc.ShardServicer):
         tenants = await asyncio.wrap_future(self._engine.tenants())
         return {tenant.digest: tenant for tenant in tenants}
 
-    def _describe(self, index: AdapterIndex, tenants: dict[str, Tenant]) -> pb.Adapter:
-        tenant = tenants.get(index.digest)
+    def _describe(self, summary: AdapterSummary, tenants: dict[str, Tenant]) -> pb.Adapter:
+        digest = summary.digest
+        tenant = tenants.get(digest)
         resident = tenant is not None and tenant.resident
-        return pb.Adapter(
-            digest=index.digest,
-            reference=index.reference,
-            tier=pb.TIER_DEVICE if resident else _TIERS[self._store.tier(index.digest)],
-            rank=index.rank,
-            lanes=lanes_for(index.rank),
-            bytes=index.bytes,
-            targets=len(index.targets),
-            modules=index.modules,
-            rows=tenant.users if tenant else 0,
-            pinned=tenant.pinned if tenant else False,
-            load_ms=self._engine.load_ms(index.digest),
-            last_used=self._engine.last_used(index.digest),
-        )
+        adapter = _facts(summary)
+        adapter.tier = pb.TIER_DEVICE if resident else _TIERS[self._store.tier(digest)]
+        adapter.rows = tenant.users if tenant else 0
+        adapter.pinned = tenant.pinned if tenant else False
+        adapter.load_ms = self._engine.load_ms(digest)
+        adapter.last_used = self._engine.last_used(digest)
+        adapter.host_bytes = self._store.host_bytes(digest)
+        return adapter
+
+
+def _facts(summary: AdapterSummary) -> pb.Adapter:
+    """What is true of an adapter wherever it is."""
+    return pb.Adapter(
+        digest=summary.digest,
+        reference=summary.reference,
+        rank=summary.rank,
+        lanes=lanes_for(summary.rank),
+        bytes=summary.bytes,
+        targets=summary.targets,
+        modules=summary.modules,
+    )

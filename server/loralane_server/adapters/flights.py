@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from loralane_server.errors import SourceUnavailable
 
@@ -30,7 +30,11 @@ class Flights(Generic[_T]):
                 return flying
             future: Future[_T] = Future()
             future.set_running_or_notify_cancel()
-            work = executor.submit(call)
+            try:
+                work = executor.submit(call)
+            except RuntimeError:  # the executor is closed
+                future.set_exception(SourceUnavailable("the shard is stopping"))
+                return future
             self._flying[key] = future
         work.add_done_callback(lambda done: self._land(key, future, done))
         return future
@@ -44,3 +48,10 @@ class Flights(Generic[_T]):
             future.set_exception(error)
         else:
             future.set_result(work.result())
+
+
+def failed(error: Exception) -> "Future[Any]":
+    """Return a future that has ended with an error."""
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future

@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Set as AbstractSet
 
 from loralane_server.adapters.reader import LayerTensors
 
@@ -20,6 +21,8 @@ class HostCache:
         self._groups: OrderedDict[str, dict[int, LayerTensors]] = OrderedDict()
         #: Guarded by the lock; for each group the sum of its layers.
         self._sizes: dict[str, int] = {}
+        #: Guarded by the lock; the sum of them all.
+        self._bytes = 0
         #: Guarded by the lock; may name digests that hold nothing.
         self._pinned: set[str] = set()
 
@@ -32,7 +35,29 @@ class HostCache:
     def bytes(self) -> int:
         """What is held now."""
         with self._lock:
-            return sum(self._sizes.values())
+            return self._bytes
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """The adapters of which anything is held."""
+        with self._lock:
+            return frozenset(self._groups)
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        """The adapters that are kept from eviction, held or not."""
+        with self._lock:
+            return frozenset(self._pinned)
+
+    def is_held(self, digest: str) -> bool:
+        """Whether anything of an adapter is held, or would be kept from eviction."""
+        with self._lock:
+            return digest in self._groups or digest in self._pinned
+
+    def could_hold(self, digest: str, nbytes: int) -> bool:
+        """Whether all of an adapter of this size would fit, beside those that are pinned."""
+        with self._lock:
+            return self._fixed(self._pinned - {digest}) + nbytes <= self._capacity
 
     def bytes_of(self, digest: str) -> int:
         """What is held of one adapter."""
@@ -64,13 +89,13 @@ class HostCache:
             self._groups[digest] = group
             self._groups.move_to_end(digest)
             self._sizes[digest] = self._sizes.get(digest, 0) + growth
+            self._bytes += growth
             return True
 
     def drop(self, digest: str) -> int:
         """Forget an adapter, pinned or not; returns the bytes freed."""
         with self._lock:
-            self._groups.pop(digest, None)
-            return self._sizes.pop(digest, 0)
+            return self._drop(digest)
 
     def pin(self, digest: str, pinned: bool) -> None:
         """Keep an adapter from eviction, or no longer."""
@@ -85,17 +110,23 @@ class HostCache:
                 assert group
                 assert self._sizes[digest] == sum(layer.nbytes for layer in group.values())
                 assert all(number == layer.layer for number, layer in group.items())
-            assert sum(self._sizes.values()) <= self._capacity
+            assert sum(self._sizes.values()) == self._bytes <= self._capacity
 
     def _make_room(self, digest: str, growth: int) -> bool:
         kept = self._pinned | {digest}
-        evictable = [other for other in self._groups if other not in kept]
-        excess = sum(self._sizes.values()) + growth - self._capacity
-        if excess > sum(self._sizes[other] for other in evictable):
+        if self._fixed(kept) + growth > self._capacity:
             return False
-        for other in evictable:
-            if excess <= 0:
-                break
-            del self._groups[other]
-            excess -= self._sizes.pop(other)
+        excess = self._bytes + growth - self._capacity
+        for other in list(self._groups) if excess > 0 else ():
+            if excess > 0 and other not in kept:
+                excess -= self._drop(other)
         return True
+
+    def _fixed(self, digests: AbstractSet[str]) -> int:
+        return sum(self._sizes.get(digest, 0) for digest in digests)
+
+    def _drop(self, digest: str) -> int:
+        self._groups.pop(digest, None)
+        freed = self._sizes.pop(digest, 0)
+        self._bytes -= freed
+        return freed

@@ -1,72 +1,62 @@
 """All adapters that a shard knows: resolved once, read once, however many ask at the same time.
 
-The facade that the engine and the gRPC service use. Slow sources work on their own threads, so a
-load waits for its own adapter only: local folders and cached files never queue behind the hub.
+The facade that the engine and the gRPC service use.
 """
 
-import hashlib
-import logging
-import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
 import torch
 
+from loralane_server.adapters.broadcast import OnLayer
+from loralane_server.adapters.catalogue import Catalogue
+from loralane_server.adapters.entries import (
+    AdapterSummary,
+    Derived,
+    Entry,
+    FromFiles,
+    ReadLayer,
+    is_on_disk,
+)
 from loralane_server.adapters.files import Reads
-from loralane_server.adapters.flights import Flights
-from loralane_server.adapters.hints import oddities
 from loralane_server.adapters.host_cache import HostCache
 from loralane_server.adapters.hub_source import HubSettings
-from loralane_server.adapters.index import AdapterIndex, build_index
-from loralane_server.adapters.local_source import LocalPlace
+from loralane_server.adapters.index import AdapterIndex
+from loralane_server.adapters.indexes import Indexes
+from loralane_server.adapters.loads import Loads
 from loralane_server.adapters.located import Located
-from loralane_server.adapters.reader import LayerTensors, Reader
-from loralane_server.adapters.sources import Place, Sources
-from loralane_server.adapters.spec import MAX_RANK, BaseShape, parse_spec
+from loralane_server.adapters.reader import Reader
+from loralane_server.adapters.references import AdapterRoot
+from loralane_server.adapters.resolver import Resolver, Validation
+from loralane_server.adapters.s3_source import S3Settings
+from loralane_server.adapters.sources import Sources
+from loralane_server.adapters.spec import MAX_RANK, BaseShape
+from loralane_server.adapters.workers import Workers
 from loralane_server.device.seam import ENDS
-from loralane_server.device.threads import use_threads
-from loralane_server.errors import (
-    AdapterIncompatible,
-    AdapterNotFound,
-    ShardError,
-    SourceUnavailable,
-)
+from loralane_server.errors import AdapterIncompatible
 
 Tier = Literal["remote", "disk", "host"]
 
-_log = logging.getLogger(__name__)
-
-#: How long a hub's answer to one caller is believed without asking again.
-HUB_TTL_S: Final = 5.0
-_MAX_ANSWERS: Final = 4096
-_DISK_THREADS: Final = 4
-_HUB_THREADS: Final = 32
+_SLOWEST_FIRST: Final[tuple[Tier, ...]] = ("remote", "disk", "host")
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class AdapterFiles:
+    """An adapter's full index and the way to its bytes, as `Reader` takes them."""
+
     index: AdapterIndex
-    #: Without config and headers: the index says all that they say.
-    located: Located
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a reference led to for one caller, and when that was asked."""
-
-    digest: str
-    at: float
+    open_file: Callable[[str], Path]
 
 
 class AdapterStore:
-    """Adapters by digest. Every method may be called from any thread and none of them waits.
+    """Adapters by digest. Every method may be called from any thread; only `files_of` waits.
 
     `dtype` is what layers are handed out in; `max_rank` the largest rank that fits the shard's
     lanes (0 = none does); `base_name` what the base is called, to tell adapters of another;
@@ -80,31 +70,36 @@ class AdapterStore:
         dtype: torch.dtype,
         host_cache_bytes: int,
         aliases: Mapping[str, str] = MappingProxyType({}),
-        roots: Sequence[Path] = (),
+        roots: Sequence[AdapterRoot] = (),
         max_rank: int = MAX_RANK,
         base_name: str = "",
         hub: HubSettings = HubSettings(),  # noqa: B008 - frozen
+        s3: S3Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._base = base
         self._reads = Reads()
-        self._sources = Sources(self._reads, aliases=aliases, roots=roots, hub=hub)
-        self._max_rank = max_rank
-        self._base_name = base_name
-        self._clock = clock
+        #: What a load reads, in order.
+        self._layers = (ENDS, *range(base.layers))
         self._cache = HostCache(host_cache_bytes)
         self._reader = Reader(dtype, self._reads)
-        self._disk = ThreadPoolExecutor(_DISK_THREADS, "adapters-disk", use_threads, (1,))
-        self._hub = ThreadPoolExecutor(_HUB_THREADS, "adapters-hub", use_threads, (1,))
-        self._resolving: Flights[AdapterIndex] = Flights()
-        self._loading: Flights[None] = Flights()
-        #: Makes token hashes meaningless outside this process.
-        self._salt = os.urandom(16)
-        self._lock = threading.Lock()
-        #: Guarded by the lock.
-        self._entries: dict[str, _Entry] = {}
-        #: Guarded by the lock; by (reference, hash of the token), oldest first.
-        self._answers: OrderedDict[tuple[str, bytes], _Answer] = OrderedDict()
+        self._indexes = Indexes(base, max_rank, self._reads)
+        self._workers = Workers()
+        self._loads = Loads(self._cache, self._workers, self._layers)
+        self._catalogue = Catalogue(self._is_held, clock)
+        self._sources = Sources(
+            self._reads, aliases=aliases, roots=roots, hub=hub, s3=s3, clock=clock
+        )
+        self._resolver = Resolver(
+            self._sources,
+            self._catalogue,
+            self._indexes,
+            self._workers,
+            base_name=base_name,
+            is_on_host=self._is_on_host,
+            read_all=self._read_all,
+        )
+        #: Makes pinning and unloading one act each.
+        self._pinning = threading.Lock()
 
     @property
     def bytes_read(self) -> int:
@@ -121,152 +116,171 @@ class AdapterStore:
         """The host tier."""
         return self._cache
 
-    def resolve(self, reference: str, token: str | None = None) -> "Future[AdapterIndex]":
-        """Find an adapter for this caller: config and headers only, never a tensor byte.
+    def resolve(self, reference: str, token: str | None = None) -> "Future[AdapterSummary]":
+        """Find an adapter for this caller, as `Resolver.resolve`."""
+        return self._resolver.resolve(reference, token)
 
-        Local files are looked at every time; the hub's answer to this token holds for a few
-        seconds, and while the hub cannot be reached. The future's errors are `ShardError`s.
+    def validate(
+        self, reference: str, token: str | None = None, *, tensors: bool = False
+    ) -> "Future[Validation]":
+        """Look at an adapter and remember nothing, as `Resolver.validate`."""
+        return self._resolver.validate(reference, token, tensors=tensors)
+
+    def add_derived(
+        self, summary: AdapterSummary, read_layer: ReadLayer, members: Sequence[str]
+    ) -> AdapterSummary:
+        """Know an adapter that is computed from others; the same digest again changes nothing.
+
+        From then on it is like any other: loaded, kept on the host, listed, unloaded. `read_layer`
+        makes one layer, or the `ENDS`, in the shard's dtype; it is called on worker threads, for
+        each layer at most once a load, raises `ShardError`s and may wait (`files_of`). `members`
+        are the digests that it reads; they stay known as long as it is. Return the summary that is
+        kept: the first.
+
+        Raises:
+            AdapterNotFound: a member was never resolved.
         """
-        try:
-            if not self._max_rank:
-                raise AdapterIncompatible(
-                    "LoRA is off: this shard has no lanes for adapters; start it with more --lanes"
-                )
-            place = self._sources.place(reference)
-        except ShardError as exc:
-            refused: Future[AdapterIndex] = Future()
-            refused.set_exception(exc)
-            return refused
-        executor = self._disk if isinstance(place.at, LocalPlace) else self._hub
-        key = (reference, self._hash(token))
-        return self._resolving.join(
-            key, executor, lambda: self._resolve(reference, place, token, key)
-        )
+        return self._catalogue.add(Entry(summary, Derived(read_layer, tuple(members))))
 
-    def index(self, digest: str) -> AdapterIndex:
-        """An adapter that was resolved; raises `AdapterNotFound` if it was not, or was unloaded."""
-        return self._entry(digest).index
+    def files_of(self, digest: str) -> AdapterFiles:
+        """Return the full index of an adapter and the way to its bytes. Waits: for workers only.
 
-    def all(self) -> list[AdapterIndex]:
-        """Every adapter that was resolved and not unloaded since."""
-        with self._lock:
-            return [entry.index for entry in self._entries.values()]
+        Raises:
+            AdapterNotFound: not known, or a file is gone.
+            AdapterCorrupt: its files are no longer those which were resolved.
+            AdapterIncompatible: it is a merge, which has no files.
+            SourceUnavailable: the hub or the disk does not answer.
+        """
+        entry = self._catalogue.get(digest)
+        if isinstance(entry.origin, Derived):
+            raise AdapterIncompatible(
+                f"{entry.summary.reference} is a merge, and merges cannot be merged"
+            )
+        return AdapterFiles(self._indexes.of(digest, entry.origin), entry.origin.located.open_file)
 
-    def load(self, digest: str, on_layer: Callable[[LayerTensors], None]) -> "Future[None]":
+    def summary(self, digest: str) -> AdapterSummary:
+        """What is known of an adapter; raises `AdapterNotFound` if it was never resolved.
+
+        An adapter that was unloaded stays known for a while, though it is not listed.
+        """
+        return self._catalogue.get(digest).summary
+
+    index = summary
+
+    def is_listed(self, digest: str) -> bool:
+        """Whether the adapter is known and was not unloaded since."""
+        return self._catalogue.is_listed(digest)
+
+    def load(self, digest: str, on_layer: OnLayer) -> "Future[None]":
         """Hand every layer of the base to `on_layer`, ascending, from a worker thread.
 
-        The `ENDS` come first. Layers without targets come too, empty. Who asks while a load of
-        this adapter is under way gets that load's future, and its own `on_layer` is not called.
+        The `ENDS` come first. Layers without targets come too, empty. Who asks while a read of
+        this adapter is under way joins it, and gets what was read already before the rest: there
+        is one read at a time. `on_layer` should not wait; where it raises, only the future of this
+        call fails.
 
         Raises:
             AdapterNotFound: the digest was never resolved.
         """
-        entry = self._entry(digest)
-        executor = self._hub if self.tier(digest) == "remote" else self._disk
-        return self._loading.join(digest, executor, lambda: self._load(entry, on_layer))
+        entry = self._catalogue.show(digest)
+        return self._loads.join(
+            digest, on_layer, self._for_load(entry), partial(self._opened, entry)
+        )
+
+    def prefetch(self, digest: str) -> None:
+        """Read an adapter into the host cache, soon and behind all that somebody waits for.
+
+        A hint: nothing happens where all of it is there, it is being read, it was unloaded, the
+        cache cannot hold it, or many are read ahead already.
+        """
+        entry = self._catalogue.find(digest)
+        if entry is None or not self._catalogue.is_listed(digest) or self._is_on_host(digest):
+            return
+        if self._cache.could_hold(digest, entry.summary.bytes):
+            self._loads.ahead(digest, partial(self._opened, entry))
 
     def unload(self, digest: str) -> int:
-        """Forget an adapter until it is resolved again; returns the host bytes freed."""
-        with self._lock:
-            self._entries.pop(digest, None)
-            for key in [key for key, known in self._answers.items() if known.digest == digest]:
-                del self._answers[key]
-        self._cache.pin(digest, False)
-        return self._cache.drop(digest)
+        """Forget an adapter until it is used again; returns the host bytes freed.
+
+        It is no longer listed, pinned or held. Whoever was given its digest before can still load
+        it, which lists it again.
+        """
+        with self._pinning:
+            self._cache.pin(digest, False)
+            if not self._loads.is_wanted(digest):
+                self._catalogue.hide(digest)
+            return self._loads.forget(digest)
 
     def pin(self, digest: str, pinned: bool) -> None:
-        """Keep an adapter's host copy from eviction, or no longer."""
-        self._cache.pin(digest, pinned)
+        """Keep an adapter's host copy from eviction, until it is unpinned or unloaded.
+
+        Raises:
+            AdapterNotFound: it is to be pinned, and was never resolved.
+        """
+        with self._pinning:
+            if pinned:
+                self._catalogue.show(digest)
+            self._cache.pin(digest, pinned)
 
     def host_bytes(self, digest: str) -> int:
         """Bytes of the adapter in the host cache."""
         return self._cache.bytes_of(digest)
 
     def tier(self, digest: str) -> Tier:
-        """Where all of the adapter is, fastest first; raises `AdapterNotFound` as `index`."""
-        entry = self._entry(digest)
-        if self._cache.layers_of(digest) == self._base.layers + 1:
-            return "host"
-        return "disk" if entry.located.is_on_disk() else "remote"
+        """Where all of the adapter is, fastest first; of a merge: what it is made of.
+
+        Raises `AdapterNotFound` as `summary`.
+        """
+        return self._tier(self._catalogue.get(digest))
 
     def close(self) -> None:
         """Stop taking work; loads that were begun end by themselves."""
-        self._disk.shutdown(wait=False, cancel_futures=True)
-        self._hub.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
+        self._sources.close()
 
     def check(self) -> None:
         """Assert what must hold between calls."""
         self._cache.check()
-        with self._lock:
-            assert all(digest == entry.index.digest for digest, entry in self._entries.items())
-            assert all(known.digest in self._entries for known in self._answers.values())
+        self._sources.check()
+        self._catalogue.check()
+        self._indexes.check()
+        self._loads.check()
+        for digest in self._cache.digests | self._cache.pinned | self._loads.digests:
+            assert self._catalogue.find(digest) is not None, digest
+        for digest in self._cache.pinned:
+            assert self._catalogue.is_listed(digest), digest
 
-    def _resolve(
-        self, reference: str, place: Place, token: str | None, key: tuple[str, bytes]
-    ) -> AdapterIndex:
-        known = self._known(key)
-        if known is not None and self._holds(place, known[0], known[1]):
-            return known[0].index
-        try:
-            located = self._sources.locate(reference, place, token)
-        except SourceUnavailable:
-            if known is None:
-                raise
-            return self._remember(key, known[0])
-        index = build_index(parse_spec(located.config), located, self._base, self._max_rank)
-        self._tell_oddities(index, located.config)
-        return self._remember(key, _Entry(index, replace(located, config=b"", headers=())))
+    def list(self, limit: int = 0, after: str = "") -> tuple[tuple[AdapterSummary, ...], int]:
+        """Return a page of the adapters that are known, by digest, and how many there are.
 
-    def _tell_oddities(self, index: AdapterIndex, config: bytes) -> None:
-        with self._lock:
-            if index.digest in self._entries:
-                return
-        for sentence in oddities(config, index, self._base_name):
-            _log.warning("adapter %a %s", index.reference, sentence)
+        Up to `limit` (0 = all) of those behind the digest `after`.
+        """
+        return self._catalogue.page(limit, after)
 
-    def _holds(self, place: Place, entry: _Entry, age_s: float) -> bool:
-        if not isinstance(place.at, LocalPlace):
-            return age_s < HUB_TTL_S
-        try:
-            return self._sources.local.is_current(place.at, entry.located)
-        except AdapterNotFound:  # the folder is gone, but all of it may be in memory
-            return self.tier(entry.index.digest) == "host"
+    def _for_load(self, entry: Entry) -> Executor:
+        if self._is_on_host(entry.summary.digest):
+            return self._workers.memory
+        return self._workers.downloads if self._tier(entry) == "remote" else self._workers.disk
 
-    def _known(self, key: tuple[str, bytes]) -> tuple[_Entry, float] | None:
-        with self._lock:
-            answer = self._answers.get(key)
-            if answer is None:
-                return None
-            return self._entries[answer.digest], self._clock() - answer.at
+    def _read_all(self, index: AdapterIndex, located: Located) -> None:
+        for layer in self._layers:
+            self._reader.read_layer(index, located.open_file, layer)
 
-    def _remember(self, key: tuple[str, bytes], entry: _Entry) -> AdapterIndex:
-        digest = entry.index.digest
-        with self._lock:
-            known = self._entries.get(digest)
-            if known is not None:  # the first name stays, the latest way to the bytes is used
-                downloaded = known.located.kind == "hub" and known.located.is_on_disk()
-                entry = known if downloaded else _Entry(known.index, entry.located)
-            self._entries[digest] = entry
-            self._answers[key] = _Answer(digest, self._clock())
-            self._answers.move_to_end(key)
-            if len(self._answers) > _MAX_ANSWERS:
-                self._answers.popitem(last=False)
-        return entry.index
+    def _opened(self, entry: Entry) -> ReadLayer:
+        if isinstance(entry.origin, Derived):
+            return entry.origin.read_layer
+        index = self._indexes.of(entry.summary.digest, entry.origin)
+        return partial(self._reader.read_layer, index, entry.origin.located.open_file)
 
-    def _entry(self, digest: str) -> _Entry:
-        with self._lock:
-            entry = self._entries.get(digest)
-        if entry is None:
-            raise AdapterNotFound(f"adapter {digest[:16]} is not known here; resolve it first")
-        return entry
+    def _tier(self, entry: Entry) -> Tier:
+        if self._is_on_host(entry.summary.digest):
+            return "host"
+        if isinstance(entry.origin, FromFiles):
+            return "disk" if is_on_disk(entry) else "remote"
+        return min(map(self.tier, entry.origin.members), key=_SLOWEST_FIRST.index)
 
-    def _load(self, entry: _Entry, on_layer: Callable[[LayerTensors], None]) -> None:
-        for layer in (ENDS, *range(self._base.layers)):
-            tensors = self._cache.get(entry.index.digest, layer)
-            if tensors is None:
-                tensors = self._reader.read_layer(entry.index, entry.located.open_file, layer)
-                self._cache.put(entry.index.digest, tensors)
-            on_layer(tensors)
+    def _is_on_host(self, digest: str) -> bool:
+        return self._cache.layers_of(digest) == len(self._layers)
 
-    def _hash(self, token: str | None) -> bytes:
-        return hashlib.blake2b((token or "").encode("utf-8", "replace"), key=self._salt).digest()
+    def _is_held(self, digest: str) -> bool:
+        return self._cache.is_held(digest) or self._loads.is_reading(digest)

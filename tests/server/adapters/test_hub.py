@@ -201,7 +201,7 @@ def test_a_token_is_forgotten_when_the_files_are_there(hub: FakeHub, store: Adap
 
     opener: Any = store.files_of(digest).open_file
 
-    assert opener._look.token.secret is None
+    assert opener._folder.token.secret is None
     assert "TOKEN" not in repr(vars(store))
 
 

@@ -1,7 +1,7 @@
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,7 +52,7 @@ def test_registering_two_hundred_adapters_reads_headers_only(
 
     digests = {store.resolve(f"a{n}").result().digest for n in range(200)}
 
-    assert len(digests) == len(store.all()) == 200
+    assert len(digests) == store.list()[1] == 200
     assert store.header_bytes_read == heads
     assert store.bytes_read == 0
 
@@ -66,7 +66,8 @@ def test_the_first_load_reads_each_byte_once_layer_by_layer(
 
     store.load(index.digest, lambda _: read_so_far.append(store.bytes_read)).result()
 
-    first = sum(ref.end - ref.begin for t in index.layer(0) for ref in (t.a, t.b))
+    first = sum(read_so_far[1:2])
+    assert first == (4 * 64 + 64 * 4) * 4
     assert read_so_far == [0, first, index.bytes]
 
 
@@ -78,7 +79,7 @@ def test_a_second_load_comes_from_memory(store: AdapterStore, tmp_path: Path) ->
     second = load(store, index.digest)
 
     assert [layer.layer for layer in second] == [ENDS, 0, 1]
-    assert all(a is b for a, b in zip(first, second, strict=True))
+    assert all(a.targets is b.targets for a, b in zip(first, second, strict=True))
     assert store.bytes_read == index.bytes
     assert store.host_bytes(index.digest) == sum(layer.nbytes for layer in first)
 
@@ -96,23 +97,23 @@ def test_sixty_four_first_loads_at_once_are_one_read(store: AdapterStore, tmp_pa
     write(tmp_path / "a", adapter_files())
     digest = store.resolve("a").result().digest
     go = threading.Event()
-    seen: list[int] = []
+    heard: list[list[int]] = [[] for _ in range(64)]
 
-    def first(layer: LayerTensors) -> None:
-        go.wait()
-        seen.append(layer.layer)
+    def listen(n: int) -> Future[None]:
+        def on_layer(tensors: LayerTensors) -> None:
+            go.wait()
+            heard[n].append(tensors.layer)
 
-    leader = store.load(digest, first)
+        return store.load(digest, on_layer)
+
     with ThreadPoolExecutor(8) as callers:
-        others = list(callers.map(lambda _: store.load(digest, first), range(63)))
-    assert not leader.done()
-    assert not leader.cancel()
+        loads = list(callers.map(listen, range(64)))
+    assert not any(load.done() or load.cancel() for load in loads)
     go.set()
 
-    assert all(other is leader for other in others)
-    assert leader.result() is None
-    assert seen == [ENDS, 0, 1]
-    assert store.bytes_read == store.index(digest).bytes
+    assert [load.result() for load in loads] == [None] * 64
+    assert heard == [[ENDS, 0, 1]] * 64
+    assert store.bytes_read == store.summary(digest).bytes
 
 
 def test_resolving_the_same_name_at_once_is_one_look(store: AdapterStore, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_a_folder_that_changed_is_another_adapter(
     after = store.resolve("a").result()
 
     assert after.digest != before.digest
-    assert store.index(before.digest) is before
+    assert store.summary(before.digest) is before
 
 
 def test_a_folder_deleted_after_its_load_still_answers_from_memory(
@@ -171,7 +172,8 @@ def test_a_folder_deleted_after_its_load_still_answers_from_memory(
     folder.rmdir()
 
     assert store.resolve(str(folder)).result() is index
-    assert load(store, index.digest) == first
+    again = load(store, index.digest)
+    assert all(a.targets is b.targets for a, b in zip(first, again, strict=True))
 
     store.unload(index.digest)
     with pytest.raises(AdapterNotFound, match="folder"):
@@ -189,24 +191,50 @@ def test_a_folder_that_moved_is_read_at_its_new_place(store: AdapterStore, tmp_p
     assert [layer.layer for layer in load(store, after.digest)] == [ENDS, 0, 1]
 
 
-def test_unloading_forgets_an_adapter_until_it_is_resolved_again(
+def test_unloading_frees_an_adapter_and_lists_it_no_more(
     store: AdapterStore, tmp_path: Path
 ) -> None:
     write(tmp_path / "a", adapter_files())
-    index = store.resolve("a").result()
-    held = sum(layer.nbytes for layer in load(store, index.digest))
+    summary = store.resolve("a").result()
+    held = sum(layer.nbytes for layer in load(store, summary.digest))
+    store.pin(summary.digest, True)
 
-    assert store.unload(index.digest) == held
-    assert store.unload(index.digest) == 0
+    assert store.unload(summary.digest) == held
+    assert store.unload(summary.digest) == 0
 
-    for ask in (store.index, store.tier, lambda digest: store.load(digest, print)):
-        with pytest.raises(AdapterNotFound, match="resolve it"):
-            ask(index.digest)
-    assert store.all() == []
-    assert store.host_bytes(index.digest) == 0
-    assert store.resolve("a").result().digest == index.digest
-    load(store, index.digest)
-    assert store.bytes_read == 2 * index.bytes
+    assert store.list() == ((), 0)
+    assert not store.is_listed(summary.digest)
+    assert store.host_bytes(summary.digest) == 0
+    assert store.cache.pinned == frozenset()
+    assert store.resolve("a").result() is summary
+    assert store.list() == ((summary,), 1)
+    load(store, summary.digest)
+    assert store.bytes_read == 2 * summary.bytes
+
+
+def test_who_was_resolved_before_an_unload_can_still_load(
+    store: AdapterStore, tmp_path: Path
+) -> None:
+    write(tmp_path / "a", adapter_files())
+    summary = store.resolve("a").result()
+
+    store.unload(summary.digest)
+
+    assert store.summary(summary.digest) is summary
+    assert store.tier(summary.digest) == "disk"
+    assert len(load(store, summary.digest)) == 3
+    assert store.list() == ((summary,), 1)
+
+
+@pytest.mark.parametrize("ask", ["summary", "tier", "files_of"])
+def test_what_was_never_resolved_is_not_known(ask: str, store: AdapterStore) -> None:
+    with pytest.raises(AdapterNotFound, match="resolve it first"):
+        getattr(store, ask)("0" * 64)
+    with pytest.raises(AdapterNotFound, match="resolve it first"):
+        store.load("0" * 64, print)
+    with pytest.raises(AdapterNotFound, match="resolve it first"):
+        store.pin("0" * 64, True)
+    assert store.unload("0" * 64) == 0
 
 
 def test_tiers_follow_the_adapter(store: AdapterStore, tmp_path: Path) -> None:
@@ -349,6 +377,7 @@ def test_a_real_peft_adapter_is_served(store: AdapterStore, tmp_path: Path) -> N
 
     index = store.resolve("a").result()
 
-    assert len(index.targets) == 14
-    assert {target.scale for target in index.targets.values()} == {8 / 2}
+    assert index.targets == 14
+    targets = store.files_of(index.digest).index.targets
+    assert {target.scale for target in targets.values()} == {8 / 2}
     assert len(load(store, index.digest)[1].targets) == 7

@@ -1,0 +1,90 @@
+"""What is kept of an adapter while it is only known: a summary, and the way back to its layers.
+
+A shard may know ten thousand adapters and hold the tensors of ten. So an entry is small, and the
+full index is made again from the headers when the adapter is loaded.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from loralane_server.adapters.index import AdapterIndex
+from loralane_server.adapters.located import WEIGHTS_FILE, Located
+from loralane_server.adapters.reader import LayerTensors
+
+_ONE_FILE: Final = (WEIGHTS_FILE,)
+
+#: Gives one layer, or the `ENDS`; called from worker threads, for each layer at most once a load.
+ReadLayer = Callable[[int], LayerTensors]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterSummary:
+    """What is known of an adapter without its index; equal only to itself."""
+
+    digest: str
+    #: What it was first named.
+    reference: str
+    #: Where it comes from: a source's name, or "merge".
+    kind: str
+    #: The largest of its targets.
+    rank: int
+    #: Of its tensors as stored.
+    bytes: int
+    #: How many (layer, module) it changes.
+    targets: int
+    #: Names of the modules that it changes in any layer, sorted.
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FromFiles:
+    """An adapter that lies in files."""
+
+    #: Without config and headers: they are read again when they are needed.
+    located: Located
+    #: Names of its safetensors files, in the order of the digest.
+    weights: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Derived:
+    """An adapter that is computed from others."""
+
+    read_layer: ReadLayer
+    #: Digests of those that it is made of; they stay known as long as it is.
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """An adapter that is known, and where its layers come from."""
+
+    summary: AdapterSummary
+    origin: FromFiles | Derived
+
+
+def summary_of(index: AdapterIndex, kind: str) -> AdapterSummary:
+    """Return what to keep of an index."""
+    return AdapterSummary(
+        digest=index.digest,
+        reference=index.reference,
+        kind=kind,
+        rank=index.rank,
+        bytes=index.bytes,
+        targets=len(index.targets),
+        modules=index.modules,
+    )
+
+
+def entry_of(index: AdapterIndex, located: Located) -> Entry:
+    """Return what to keep of an adapter that was found and understood."""
+    names = tuple(header.file for header in located.headers)
+    weights = _ONE_FILE if names == _ONE_FILE else names
+    bare = replace(located, config=b"", headers=())
+    return Entry(summary_of(index, located.kind), FromFiles(bare, weights))
+
+
+def is_on_disk(entry: Entry) -> bool:
+    """Whether the files of the adapter can be opened without a network."""
+    return isinstance(entry.origin, FromFiles) and entry.origin.located.is_on_disk()

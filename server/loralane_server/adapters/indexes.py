@@ -1,0 +1,84 @@
+"""Full indexes of the adapters that were used last; others are made again from their headers."""
+
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Final
+
+from loralane_server.adapters.entries import FromFiles
+from loralane_server.adapters.files import Reads, read_header, read_whole
+from loralane_server.adapters.index import AdapterIndex, build_index
+from loralane_server.adapters.located import Located
+from loralane_server.adapters.spec import CONFIG_FILE, MAX_CONFIG_BYTES, BaseShape, parse_spec
+from loralane_server.errors import AdapterCorrupt
+
+#: Targets of all the indexes that are kept: a few megabytes.
+MAX_TARGETS: Final = 4096
+
+
+class Indexes:
+    """Indexes by digest, least recently used first to go; any thread.
+
+    Bounded by their targets, since that is what fills memory; the latest is always kept.
+    """
+
+    def __init__(
+        self, base: BaseShape, max_rank: int, reads: Reads, *, max_targets: int = MAX_TARGETS
+    ) -> None:
+        self.max_rank: Final = max_rank
+        self._base = base
+        self._reads = reads
+        self._max_targets = max_targets
+        self._lock = threading.Lock()
+        #: Guarded by the lock; least recently used first.
+        self._kept: OrderedDict[str, AdapterIndex] = OrderedDict()
+        #: Guarded by the lock; targets of all that are kept.
+        self._targets = 0
+
+    def build(self, located: Located) -> AdapterIndex:
+        """Understand an adapter that was found; raises as `parse_spec` and `build_index`."""
+        return build_index(parse_spec(located.config), located, self._base, self.max_rank)
+
+    def keep(self, index: AdapterIndex) -> None:
+        """Keep an index for the load that is likely to follow."""
+        with self._lock:
+            before = self._kept.pop(index.digest, None)
+            self._targets += len(index.targets) - (len(before.targets) if before else 0)
+            self._kept[index.digest] = index
+            while self._targets > self._max_targets and len(self._kept) > 1:
+                self._targets -= len(self._kept.popitem(last=False)[1].targets)
+
+    def of(self, digest: str, origin: FromFiles) -> AdapterIndex:
+        """Return the index of an adapter that was resolved, reading config and headers if needed.
+
+        May be slow: on the hub it downloads.
+
+        Raises:
+            AdapterCorrupt: the files are no longer those which were resolved.
+            AdapterNotFound, SourceUnavailable: as `open_file` and the disk.
+        """
+        with self._lock:
+            index = self._kept.get(digest)
+            if index is not None:
+                self._kept.move_to_end(digest)
+                return index
+        index = self._read(origin)
+        if index.digest != digest:
+            raise AdapterCorrupt("the adapter has changed since it was resolved; request it again")
+        self.keep(index)
+        return index
+
+    def check(self) -> None:
+        """Assert what must hold between calls."""
+        with self._lock:
+            assert self._targets == sum(len(index.targets) for index in self._kept.values())
+            assert self._targets <= self._max_targets or len(self._kept) == 1
+            assert all(digest == index.digest for digest, index in self._kept.items())
+
+    def _read(self, origin: FromFiles) -> AdapterIndex:
+        open_file = origin.located.open_file
+        config, _ = read_whole(open_file(CONFIG_FILE), MAX_CONFIG_BYTES)
+        headers = tuple(
+            read_header(open_file(name), name, self._reads)[0] for name in origin.weights
+        )
+        return self.build(replace(origin.located, config=config, headers=headers))

@@ -1,0 +1,37 @@
+"""The threads of the adapter store, by what they wait for.
+
+A load waits for its own adapter only: what is in memory never queues behind a disk, a disk never
+behind a download, a look never behind a download, and nothing that a request waits for behind what
+is only read ahead.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from loralane_server.device.threads import use_threads
+
+
+class Workers:
+    """The threads that look for adapters and read them; each computes with one thread alone."""
+
+    def __init__(self) -> None:
+        #: Folders: resolving and reading.
+        self.disk = _executor(4, "disk")
+        #: Asking hubs and buckets: metadata, headers. As many as a hub may leave hanging for as
+        #: long as a look is bounded (`remote.LOOK_TIMEOUT_S`) while another adapter is waited for;
+        #: fewer than the 100 connections of huggingface_hub's client.
+        self.remote = _executor(96, "remote")
+        #: Loads that begin with a download; one that drips holds a thread for half a minute.
+        self.downloads = _executor(96, "downloads")
+        #: Loads of what is in memory.
+        self.memory = _executor(2, "memory")
+        #: Reads that nobody waits for.
+        self.ahead = _executor(2, "ahead")
+
+    def close(self) -> None:
+        """Take no more work; what was begun ends by itself."""
+        for executor in (self.disk, self.remote, self.downloads, self.memory, self.ahead):
+            executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _executor(threads: int, name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, f"adapters-{name}", use_threads, (1,))
