@@ -68,6 +68,7 @@ class ResidencyManager:
         self.pool = pool
         self._store = store
         self._write_lanes = device.write_lanes
+        self._forget_lanes = device.forget
         self._usage = usage
         self._post = post
         self._fail = fail
@@ -122,8 +123,10 @@ class ResidencyManager:
 
     def unload(self, digest: str) -> int:
         """Free an adapter's lanes; return how many. Raises `AdapterInUse`."""
+        tenant = self.pool.get(digest)
         lanes = self.pool.evict(digest)
-        if lanes:
+        if tenant is not None:
+            self._forget_lanes(tenant.pages)
             self._changes.append(Residency(digest, resident=False, lanes=0))
         self._usage.forget(digest)
         return lanes
@@ -172,6 +175,7 @@ class ResidencyManager:
             return
         index = self._store.index(digest)
         for victim in self.pool.reserve(digest, index.rank):
+            self._forget_lanes(victim.pages)
             self._changes.append(Residency(victim.digest, resident=False, lanes=0))
         load = Load(digest, time.perf_counter())
         self._loads[digest] = load
@@ -213,6 +217,7 @@ class ResidencyManager:
 
     def _drop(self, load: Load) -> None:
         del self._loads[load.digest]
+        self._forget_lanes(self._tenant(load.digest).pages)
         self.pool.abandon(load.digest)
 
     def _finish(self, load: Load) -> None:
