@@ -67,6 +67,7 @@ class FakeAdapter:
     digest: str = ""
     pinned: bool = False
     resident: bool = False
+    ttl_s: float = 0.0
 
 
 @dataclass
@@ -109,6 +110,9 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         self.resolved: list[tuple[str, str]] = []
         self.merges: list[pb.Merge] = []
         self.listings: list[pb.ListAdaptersRequest] = []
+        self.prefetched: list[str] = []
+        #: Digests that were unloaded and not resolved since: rows of theirs fail.
+        self.unloaded: set[str] = set()
         self.news = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
         self._steps = 0
@@ -171,6 +175,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
             await _abort(context, pb.ERROR_KIND_NOT_FOUND, f"no adapter {asked!r}")
         if adapter.token not in ("", token):
             await _abort(context, pb.ERROR_KIND_FORBIDDEN, "this token does not reach it")
+        self.unloaded.discard(adapter.digest)
         return reference
 
     async def _resolve_merge(self, merge: pb.Merge, token: str, context) -> pb.Adapter:
@@ -187,11 +192,19 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
 
     async def LoadAdapter(self, request, context):
         reference = self.reference_of(request.digest)
-        self.adapters[reference].resident = True
+        if request.digest in self.unloaded:
+            await _abort(context, pb.ERROR_KIND_NOT_FOUND, "it is not known here")
+        adapter = self.adapters[reference]
+        adapter.resident = True
+        if request.HasField("ttl_s"):
+            adapter.ttl_s = request.ttl_s
         return self.described(reference)
 
     async def UnloadAdapter(self, request, context):
         adapter = self.adapters[self.reference_of(request.digest)]
+        if request.digest in self.unloaded:
+            await _abort(context, pb.ERROR_KIND_NOT_FOUND, "it is not known here")
+        self.unloaded.add(request.digest)
         freed = adapter.lanes if adapter.resident else 0
         adapter.resident = adapter.pinned = False
         return pb.UnloadAdapterReply(freed_host_bytes=1000, freed_lanes=freed)
@@ -204,7 +217,8 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
 
     async def ListAdapters(self, request, context):
         self.listings.append(request)
-        described = sorted(map(self.described, self.adapters), key=lambda a: a.digest)
+        known = [r for r, adapter in self.adapters.items() if adapter.digest not in self.unloaded]
+        described = sorted(map(self.described, known), key=lambda adapter: adapter.digest)
         if request.digests:
             page = [adapter for adapter in described if adapter.digest in request.digests]
         else:
@@ -240,6 +254,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
             async with self.news:
                 for admission in request.admit:
                     self._admit(admission)
+                self.prefetched += request.prefetch
                 for request_id in request.cancel:
                     self.cancels.append(request_id)
                     if request_id in self.rows:
@@ -253,6 +268,9 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         for free in ("rows_free", "pages_free", "lanes_free"):
             if self._free()[free] < 0:
                 self.violations.append(f"{free} for request {admission.request_id}")
+        if admission.digest in self.unloaded:
+            row.end = pb.FINISH_REASON_ERROR
+            row.error = pb.Error(kind=pb.ERROR_KIND_NOT_FOUND, message="it is not known here")
         if self.refusals:
             self.refusals -= 1
             row.end = pb.FINISH_REASON_ERROR
@@ -354,6 +372,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
             modules=["q_proj", "v_proj"],
             rows=sum(row.admission.digest == adapter.digest for row in self.rows.values()),
             pinned=adapter.pinned,
+            ttl_s=adapter.ttl_s,
         )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
@@ -166,3 +167,80 @@ async def test_tokens_that_cannot_be_decoded_fail_one_request_only(start_shard, 
     assert await text_of(good) == "bc"
     with pytest.raises(RequestError, match="decoded"):
         await text_of(bad)
+
+
+async def test_adapters_of_waiting_requests_are_prefetched_once_while_they_wait(
+    start_shard, start_router
+):
+    adapters = {name: {"increment": 2, "lanes": 8} for name in ("now", "next", "warm")}
+    shard = await start_shard(adapters, rows_total=1, manual=True)
+    shard.adapters["warm"].resident = True
+    router = await start_router(shard)
+    running = await router.open(ask("now", max_tokens=2))
+    await shard.until(lambda s: bool(s.rows))
+
+    waiting = [await router.open(ask(name, max_tokens=1)) for name in ("next", "warm", "next")]
+    await shard.until(lambda s: bool(s.prefetched))
+    shard.step(9)
+    texts = await asyncio.gather(*map(text_of, [running, *waiting]))
+
+    assert texts == ["ce", "c", "c", "c"]
+    assert shard.prefetched == ["digest-of-next"]
+
+
+async def test_an_adapter_that_went_before_its_admission_is_resolved_once_more(
+    start_shard, start_router
+):
+    shard = await start_shard({"two": {"increment": 2}}, rows_total=1, manual=True)
+    router = await start_router(shard)
+    first, second = [await router.open(ask("two", max_tokens=1)) for _ in range(2)]
+    await shard.until(lambda s: bool(s.rows))
+    shard.unloaded.add("digest-of-two")
+
+    shard.step(4)
+
+    assert await asyncio.gather(text_of(first), text_of(second)) == ["c", "c"]
+    assert len(shard.resolved) == 3
+    router._dispatcher.check()
+
+
+async def test_what_an_adapter_is_when_it_is_resolved_again_is_served_and_named(
+    start_shard, start_router
+):
+    shard = await start_shard({"two": {"increment": 2}}, rows_total=1, manual=True)
+    router = await start_router(shard)
+    running = await router.open(ask(max_tokens=1))
+    waiting = await router.open(ask("two", max_tokens=1))
+    await shard.until(lambda s: bool(s.rows))
+    shard.unloaded.add("digest-of-two")
+    shard.adapters["old"] = shard.adapters["two"]
+    shard.adapters["two"] = replace(shard.adapters["two"], increment=3, digest="new")
+
+    shard.step(4)
+
+    assert await asyncio.gather(text_of(running), text_of(waiting)) == ["b", "d"]
+    assert waiting.adapter_digest == "new"
+
+
+@pytest.mark.parametrize(("gone", "http"), [("removed", 404), ("forbidden", 403)])
+async def test_an_adapter_that_cannot_be_had_again_ends_the_request_with_the_reason(
+    start_shard, start_router, gone, http
+):
+    shard = await start_shard({"two": {"increment": 2}}, rows_total=1, manual=True)
+    router = await start_router(shard)
+    running = await router.open(ask(max_tokens=1))
+    waiting = await router.open(ask("two", max_tokens=1))
+    await shard.until(lambda s: bool(s.rows))
+    shard.unloaded.add("digest-of-two")
+    shard.adapters["two"].token = "other"
+    if gone == "removed":
+        shard.adapters["elsewhere"] = shard.adapters.pop("two")
+
+    shard.step(4)
+
+    assert await text_of(running) == "b"
+    with pytest.raises(RequestError) as caught:
+        await text_of(waiting)
+    assert caught.value.status.http == http
+    assert not router._dispatcher.needs("digest-of-two")
+    router._dispatcher.check()

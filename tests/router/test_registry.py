@@ -1,6 +1,12 @@
 """Adapters by the names that users give them."""
 
+import gc
+import tracemalloc
+from dataclasses import replace
+
 import pytest
+from loralane_proto import shard_pb2 as pb
+from loralane_router import registry
 from loralane_router.errors import RequestError
 from loralane_router.requests import Parameters, TextRequest
 
@@ -188,3 +194,159 @@ async def test_an_alias_of_an_alias_means_what_that_one_meant(start_shard, start
 
     assert generation.adapter_digest == router.adapters(ALL).entries[0].facts.digest
     await generation.aclose()
+
+
+async def test_pages_cover_every_name_once_in_order(start_shard, start_router):
+    shard = await start_shard({f"org/{n:02}": {"increment": 1} for n in range(25)})
+    router = await start_router(shard)
+    await router.load_adapter("b", "org/07", None)
+
+    names, after, sizes = [], "", []
+    while True:
+        page = await router.list_adapters(10, after)
+        names += [entry.name for entry in page.entries]
+        sizes.append(len(page.entries))
+        if not page.has_more:
+            break
+        after = names[-1]
+
+    others = [f"org/{n:02}" for n in range(25) if n != 7]
+    assert (names, sizes, page.total) == (["b", *others], [10, 10, 5], 25)
+
+
+async def test_a_page_asks_for_its_own_adapters_only(start_shard, start_router):
+    shard = await start_shard({f"org/{n:02}": {"increment": 1} for n in range(25)})
+    router = await start_router(shard)
+    shard.listings.clear()
+    shard.adapters["org/03"].resident = True
+
+    page = await router.list_adapters(2, "org/02")
+
+    assert [(e.name, e.facts.tier) for e in page.entries] == [
+        ("org/03", "device"),
+        ("org/04", "disk"),
+    ]
+    (request,) = shard.listings
+    assert request.digests == ["digest-of-org/03", "digest-of-org/04"]
+
+
+async def test_what_came_and_went_on_the_shard_shows_in_the_next_list(start_shard, start_router):
+    shard = await start_shard({"kept": {"increment": 2}, "gone": {"increment": 2}})
+    router = await start_router(shard)
+    shard.adapters["new"] = shard.adapters.pop("gone")
+    shard.adapters["new"].digest = "digest-of-new"
+
+    page = await router.list_adapters(ALL)
+
+    assert [entry.name for entry in page.entries] == ["kept", "new"]
+    router._registry.check()
+
+
+async def test_adapters_that_a_shard_knows_are_taken_over_page_by_page(start_shard, start_router):
+    shard = await start_shard({f"org/{n:04}": {"increment": 1} for n in range(2001)})
+
+    router = await start_router(shard)
+
+    assert router.adapters(ALL).total == 2001
+    behind = [request.after for request in shard.listings]
+    assert behind == ["", "digest-of-org/0999", "digest-of-org/1999"]
+
+
+async def test_an_old_adapter_whose_name_means_another_goes_by_its_digest(
+    start_shard, start_router
+):
+    shard = await start_shard({"two": {"increment": 2}})
+    router = await start_router(shard)
+    await text(router, "two")
+    shard.adapters["two, before"] = shard.adapters["two"]
+    shard.adapters["two"] = replace(shard.adapters["two"], digest="new")
+    await text(router, "two")
+
+    names = [entry.name for entry in router.adapters(ALL).entries]
+    freed = await router.unload_adapter("digest-of-two")
+
+    assert names == ["digest-of-two", "two"]
+    assert freed == (1000, 8)
+    assert [entry.facts.digest for entry in router.adapters(ALL).entries] == ["new"]
+
+
+async def test_pinning_and_unloading_ask_for_no_list(start_shard, start_router):
+    shard = await start_shard({f"org/{n:02}": {"increment": 1} for n in range(9)})
+    router = await start_router(shard)
+    shard.listings.clear()
+
+    await router.pin_adapter("org/01", True)
+    await router.pin_adapter("org/01", False)
+    await router.unload_adapter("org/01")
+
+    assert shard.listings == []
+
+
+async def test_an_adapter_that_the_shard_forgot_by_itself_is_unloaded_all_the_same(
+    start_shard, start_router
+):
+    shard = await start_shard({"two": {"increment": 2}})
+    router = await start_router(shard)
+    await router.load_adapter("mine", "two", None)
+    shard.unloaded.add("digest-of-two")
+
+    freed = await router.unload_adapter("mine")
+
+    assert freed == (0, 0)
+    assert router.adapter("mine") is None
+
+
+async def test_a_time_to_live_reaches_the_shard_only_if_it_is_given(start_shard, start_router):
+    shard = await start_shard({"two": {"increment": 2}})
+    router = await start_router(shard)
+
+    first = await router.load_adapter("mine", "two", None, ttl_s=60.0)
+    second = await router.load_adapter("mine", "two", None)
+    third = await router.load_adapter("mine", "two", None, ttl_s=0.0)
+
+    assert [entry.facts.ttl_s for entry in (first, second, third)] == [60.0, 60.0, 0.0]
+
+
+async def test_a_dry_run_tells_what_an_adapter_is_and_leaves_nothing(start_shard, start_router):
+    shard = await start_shard({"two": {"increment": 2}})
+    router = await start_router(shard)
+    before = router.adapters(ALL)
+
+    facts, notes = await router.validate_adapter("two", None, tensors=True)
+    with pytest.raises(RequestError) as caught:
+        await router.validate_adapter("none", None, tensors=False)
+
+    assert (facts.digest, facts.lanes, notes) == ("digest-of-two", 8, ("its tensors were read",))
+    assert caught.value.status.http == 404
+    assert router.adapters(ALL) == before
+
+
+def test_ten_thousand_adapters_take_less_than_10_mb():
+    known = registry.Registry(None)
+    modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+    gc.collect()
+    tracemalloc.start()
+    for number in range(10_000):
+        described = pb.Adapter(
+            digest=f"{number:064x}",
+            reference=f"/srv/adapters/tenant-{number:05}/production",
+            tier=pb.TIER_DISK,
+            rank=16,
+            lanes=16,
+            bytes=10_000_000 + number,
+            targets=224,
+            modules=modules,
+            last_used=1.7e9 + number,
+            load_ms=12.5,
+            load_times=pb.LoadTimes(open_ms=1, read_ms=2, cast_ms=3, write_ms=4, wait_ms=5),
+        )
+        known.remember(described)
+    page = known.page(100, "/srv/adapters/tenant-05000")
+    gc.collect()
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert (page.total, page.has_more, len(page.entries)) == (10_000, True, 100)
+    assert used <= 10_000_000, f"{used / 10_000:.0f} bytes each"
+    known.check()

@@ -165,3 +165,103 @@ async def test_the_log_has_the_path_and_no_secret(http, caplog):
     lines = [r.getMessage() for r in caplog.records if r.name.startswith("loralane_router")]
     assert any(line.startswith("POST /v1/completions 200") for line in lines)
     assert not any("hf_secret" in line for line in lines)
+
+
+async def test_the_list_comes_in_pages_by_name(http, router):
+    for number in range(4):
+        await router.load_adapter(f"n{number}", "org/x", None)
+
+    first = (await http.get("/v1/adapters", params={"limit": 4})).json()
+    rest = (await http.get("/v1/adapters", params={"after": first["data"][-1]["name"]})).json()
+
+    assert [row["name"] for row in first["data"]] == ["loud", "n0", "n1", "n2"]
+    assert (first["object"], first["has_more"], first["total"]) == ("list", True, 6)
+    assert [row["name"] for row in rest["data"]] == ["n3", "org/a"]
+    assert rest["has_more"] is False
+
+
+@pytest.mark.parametrize("path", ["/v1/adapters", "/v1/models"])
+@pytest.mark.parametrize("limit", ["0", "-1", "1001", "x", "9" * 5000, "1_0", ""])
+async def test_a_page_of_no_sensible_size_is_refused(http, path, limit):
+    reply = await http.get(path, params={"limit": limit})
+
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "limit")
+
+
+async def test_models_go_on_behind_the_first_thousand(http, router):
+    for number in range(1500):
+        await router.load_adapter(f"n{number:04}", "org/x", None)
+
+    first = (await http.get("/v1/models")).json()
+    last = first["data"][-1]["id"]
+    rest = (await http.get("/v1/models", params={"after": last})).json()
+
+    ids = [row["id"] for row in first["data"] + rest["data"]]
+    assert (len(first["data"]), first["has_more"], rest["has_more"]) == (1001, True, False)
+    assert ids[0] == "base/tiny"
+    assert ids[1:] == sorted(ids[1:])
+    assert len(set(ids)) == len(ids) == 1503
+
+
+async def test_a_dry_run_tells_what_an_adapter_is(http, router):
+    body = {"reference": "org/x", "tensors": True, "api_token": "t"}
+
+    reply = await http.post("/v1/adapters/validate", json=body)
+
+    assert reply.status_code == 200
+    assert reply.json() == {
+        "valid": True,
+        "reference": "org/x",
+        "digest": "digest-of-org/x",
+        "rank": 8,
+        "lanes": 8,
+        "bytes": 4096,
+        "targets": 2,
+        "modules": ["q_proj", "v_proj"],
+        "notes": ["read with t"],
+    }
+    assert router.adapter("org/x") is None
+
+
+@pytest.mark.parametrize("reference", ["org/nope", "org/secret", "org/wide", "org/bad", "org/huge"])
+async def test_a_dry_run_says_what_a_request_would_be_answered(http, reference):
+    asked = await http.post("/v1/completions", json={"model": reference, "prompt": "a"})
+
+    reply = await http.post("/v1/adapters/validate", json={"reference": reference})
+
+    assert reply.status_code == 200
+    assert reply.json() == {"valid": False, "status": asked.status_code, **asked.json()}
+
+
+@pytest.mark.parametrize("body", [{}, {"reference": ""}, {"reference": 5}])
+async def test_a_dry_run_of_nothing_is_a_bad_request(http, body):
+    reply = await http.post("/v1/adapters/validate", json=body)
+
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "reference")
+
+
+async def test_an_adapter_may_be_called_validate(http):
+    await http.post("/v1/adapters", json={"name": "validate", "reference": "org/x"})
+
+    pinned = await http.patch("/v1/adapters/validate", json={"pinned": True})
+    deleted = await http.delete("/v1/adapters/validate")
+
+    assert (pinned.status_code, deleted.status_code) == (200, 200)
+
+
+async def test_a_time_to_live_is_set_and_lifted(http):
+    body = {"name": "x", "reference": "org/x"}
+
+    set_ = await http.post("/v1/adapters", json={**body, "ttl_s": 2.5})
+    lifted = await http.post("/v1/adapters", json={**body, "ttl_s": 0})
+
+    assert (set_.json()["ttl_s"], lifted.json()["ttl_s"]) == (2.5, 0)
+
+
+@pytest.mark.parametrize("ttl", [-1, 1e300, "soon"])
+async def test_a_time_to_live_that_is_none_is_refused(http, ttl):
+    body = {"name": "x", "reference": "org/x", "ttl_s": ttl}
+
+    reply = await http.post("/v1/adapters", json=body)
+
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "ttl_s")

@@ -1,0 +1,143 @@
+"""Metrics whose labels come and go."""
+
+from collections.abc import Mapping
+
+import pytest
+from loralane_proto import shard_pb2 as pb
+from loralane_router.exposition import Exposition, Snapshot, Work, most_resident
+from loralane_router.facts import AdapterFacts
+from loralane_router.usage import AdapterUsage
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+IDLE = Work(0, 0, frozenset(), frozenset())
+CAPACITY = pb.Capacity(pages_total=200, pages_free=150, page_tokens=16, lanes_total=64)
+
+
+def snapshot(**changes) -> Snapshot:
+    values = {
+        "model_name": "org/base",
+        "capacity": CAPACITY,
+        "work": IDLE,
+        "tiers": {},
+        "held": (),
+        "usage": AdapterUsage().rows(),
+        "now": 1_700_000_000.5,
+    }
+    return Snapshot(**(values | changes))
+
+
+def page(shown: Snapshot) -> str:
+    registry = CollectorRegistry()
+    registry.register(Exposition(lambda: shown))
+    return generate_latest(registry).decode()
+
+
+def samples(shown: Snapshot, name: str) -> list[tuple[Mapping[str, str], float]]:
+    families = text_string_to_metric_families(page(shown))
+    found = (sample for family in families for sample in family.samples if sample.name == name)
+    return [(sample.labels, sample.value) for sample in found]
+
+
+def test_adapters_at_work_are_one_series_whose_value_is_the_time():
+    work = Work(3, 2, frozenset({"b", "a"}), frozenset({"a", "c"}))
+
+    found = samples(snapshot(work=work), "vllm:lora_requests_info")
+
+    assert found == [
+        (
+            {"max_lora": "8", "running_lora_adapters": "a,b", "waiting_lora_adapters": "c"},
+            1_700_000_000.5,
+        )
+    ]
+
+
+def test_adapters_in_memory_have_their_level_and_pin():
+    held = [
+        ("on-host", AdapterFacts("d1", tier="host", lanes=8)),
+        ("on-device", AdapterFacts("d2", tier="device", lanes=16, pinned=True)),
+    ]
+
+    shown = snapshot(held=held)
+
+    assert samples(shown, "vllm:lora_adapter_loaded") == [
+        ({"adapter_name": "on-device", "level": "gpu", "pinned": "true"}, 1),
+        ({"adapter_name": "on-host", "level": "cpu", "pinned": "false"}, 1),
+    ]
+    base = {"model_name": "org/base"}
+    assert samples(shown, "vllm:num_gpu_loaded_lora_adapters") == [(base, 1)]
+    assert samples(shown, "vllm:max_gpu_lora_adapters") == [(base, 4)]
+
+
+def test_a_name_that_two_adapters_had_is_the_latest_ones():
+    held = [("x", AdapterFacts("new", tier="device")), ("x", AdapterFacts("old", tier="host"))]
+
+    found = samples(snapshot(held=held), "vllm:lora_adapter_loaded")
+
+    assert [labels["level"] for labels, _ in found] == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_requests_running", 3), ("num_requests_waiting", 2), ("kv_cache_usage_perc", 0.25)],
+)
+def test_what_endpoint_pickers_read_has_the_models_name(name, value):
+    found = samples(snapshot(work=Work(3, 2, frozenset(), frozenset())), f"vllm:{name}")
+
+    assert found == [({"model_name": "org/base"}, value)]
+
+
+def test_without_a_shard_only_what_the_router_counted_is_written():
+    usage = AdapterUsage()
+    usage.begin("d" * 64, "mine")
+
+    shown = snapshot(model_name=None, capacity=None, usage=usage.rows())
+
+    assert "vllm:" not in page(shown)
+    assert samples(shown, "loralane_adapter_requests_total") == [
+        ({"adapter": "mine", "digest": "d" * 16}, 1),
+        ({"adapter": "other", "digest": ""}, 0),
+    ]
+
+
+def test_tiers_are_counted_zeros_too():
+    found = samples(snapshot(tiers={"device": 2, "disk": 1}), "loralane_adapters")
+
+    assert {labels["tier"]: value for labels, value in found} == {
+        "remote": 0,
+        "disk": 1,
+        "host": 0,
+        "device": 2,
+    }
+
+
+def test_the_page_stays_small_whatever_the_names_are_and_however_many():
+    long = "n" * 1000
+    usage = AdapterUsage()
+    for number in range(10_000):
+        usage.begin(f"{number:064}", f"{number}{long}")
+    held = [(f"{n}{long}", AdapterFacts(f"{n:064}", tier="device")) for n in range(10_000)]
+    crowd = frozenset(f"{number}{long}" for number in range(1024))
+
+    text = page(snapshot(usage=usage.rows(), held=held, work=Work(32, 992, crowd, crowd)))
+
+    assert len(text) <= 200_000
+    assert text.count("vllm:lora_adapter_loaded{") > 10
+
+
+def test_a_name_with_quotes_breaks_no_line():
+    usage = AdapterUsage()
+    usage.begin("d", 'a"b\\c')
+
+    found = samples(snapshot(usage=usage.rows()), "loralane_adapter_requests_total")
+
+    assert found[0][0]["adapter"] == 'a"b\\c'
+
+
+@pytest.mark.parametrize(
+    ("lanes", "resident", "most"), [(64, [], 8), (64, [16], 4), (64, [8, 16, 24], 4), (0, [], 0)]
+)
+def test_how_many_fit_follows_the_mean_size_of_those_there(lanes, resident, most):
+    facts = [AdapterFacts(str(i), lanes=size) for i, size in enumerate(resident)]
+
+    assert most_resident(lanes, facts) == most
