@@ -114,7 +114,7 @@ def _entry(draw: Random, header: Pairs) -> tuple[int, str, Pairs] | None:
     found = [
         (index, name, entry)
         for index, (name, entry) in enumerate(header)
-        if isinstance(entry, Pairs) and name != "__metadata__"
+        if isinstance(entry, Pairs) and entry and name != "__metadata__"
     ]
     return draw.choice(found) if found else None
 

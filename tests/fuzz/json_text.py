@@ -4,7 +4,6 @@
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -30,26 +29,14 @@ def pairs_of(value: Any) -> Any:
 
 def write(value: Any, space: str = " ") -> str:
     """Return the text of a value; a lone surrogate is escaped, as JSON allows."""
-    return "".join(_pieces(value, space))
-
-
-def _pieces(value: Any, space: str) -> Iterator[str]:
     if isinstance(value, Raw):
-        yield value.text
-    elif isinstance(value, Pairs):
-        yield "{"
-        for index, (name, item) in enumerate(value):
-            yield f"{f',{space}' if index else ''}{json.dumps(name)}:{space}"
-            yield from _pieces(item, space)
-        yield "}"
-    elif isinstance(value, list):
-        yield "["
-        for index, item in enumerate(value):
-            yield f",{space}" if index else ""
-            yield from _pieces(item, space)
-        yield "]"
-    else:
-        yield json.dumps(value)
+        return value.text
+    if isinstance(value, Pairs):
+        items = (f"{json.dumps(name)}:{space}{write(item, space)}" for name, item in value)
+        return "{" + f",{space}".join(items) + "}"
+    if isinstance(value, list):
+        return "[" + f",{space}".join(write(item, space) for item in value) + "]"
+    return str(value) if type(value) is int else json.dumps(value)
 
 
 #: Numbers at the edges of what anybody's integers and floats hold, and things that are no numbers.
