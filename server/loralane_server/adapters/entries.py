@@ -6,6 +6,7 @@ full index is made again from the headers when the adapter is loaded.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from loralane_server.adapters.index import AdapterIndex
@@ -62,6 +63,14 @@ class Entry:
 
     summary: AdapterSummary
     origin: FromFiles | Derived
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """An adapter's full index and the way to its bytes, as `Reader` takes them."""
+
+    index: AdapterIndex
+    open_file: Callable[[str], Path]
 
 
 def summary_of(index: AdapterIndex, kind: str) -> AdapterSummary:

@@ -7,9 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -17,7 +15,9 @@ import torch
 
 from loralane_server.adapters.broadcast import OnLayer
 from loralane_server.adapters.catalogue import Catalogue
+from loralane_server.adapters.derived import Merge, Merger
 from loralane_server.adapters.entries import (
+    AdapterFiles,
     AdapterSummary,
     Derived,
     Entry,
@@ -45,14 +45,6 @@ from loralane_server.errors import AdapterIncompatible
 Tier = Literal["remote", "disk", "host"]
 
 _SLOWEST_FIRST: Final[tuple[Tier, ...]] = ("remote", "disk", "host")
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterFiles:
-    """An adapter's full index and the way to its bytes, as `Reader` takes them."""
-
-    index: AdapterIndex
-    open_file: Callable[[str], Path]
 
 
 class AdapterStore:
@@ -98,6 +90,7 @@ class AdapterStore:
             is_on_host=self._is_on_host,
             read_all=self._read_all,
         )
+        self._merger = Merger(self._reader, self._catalogue, self._workers, self.files_of, max_rank)
         #: Makes pinning and unloading one act each.
         self._pinning = threading.Lock()
 
@@ -141,6 +134,10 @@ class AdapterStore:
             AdapterNotFound: a member was never resolved.
         """
         return self._catalogue.add(Entry(summary, Derived(read_layer, tuple(members))))
+
+    def merge(self, asked: Merge) -> "Future[AdapterSummary]":
+        """Make several adapters into one, as `Merger.merge`."""
+        return self._merger.merge(asked)
 
     def files_of(self, digest: str) -> AdapterFiles:
         """Return the full index of an adapter and the way to its bytes. Waits: for workers only.
