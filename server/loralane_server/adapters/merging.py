@@ -79,7 +79,8 @@ def recipe_of(
         raise InvalidRequest("a merge's weights must be finite numbers")
     if not any(weights):
         raise InvalidRequest("all weights of the merge are 0: it changes nothing; name the base")
-    recipe = Recipe(cast(Strategy, strategy if len(weights) > 1 else "linear"), tuple(weights))
+    single = len(weights) == 1
+    recipe = Recipe(cast(Strategy, "linear" if single else strategy), tuple(map(float, weights)))
     if recipe.prunes and not 0 < density <= 1:
         raise InvalidRequest(f"{strategy} needs a density above 0 and at most 1, not {density:g}")
     if recipe.elects and majority_sign not in MAJORITY_SIGNS:
@@ -88,7 +89,7 @@ def recipe_of(
     return Recipe(
         recipe.strategy,
         recipe.weights,
-        density if recipe.prunes else 1.0,
+        float(density) if recipe.prunes else 1.0,
         cast(MajoritySign, majority_sign) if recipe.elects else "total",
     )
 
