@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -55,6 +56,10 @@ FAMILIES: Mapping[str, PretrainedConfig] = {
     "qwen2": Qwen2Config(**_SHAPE, tie_word_embeddings=False),
     "qwen3": Qwen3Config(**_SHAPE, head_dim=16, tie_word_embeddings=True),
 }
+#: Its linears have other names (`qkv_proj`, `gate_up_proj`), so recipes do not fit it.
+PHI3 = Phi3Config(
+    **_SHAPE, original_max_position_embeddings=256, sliding_window=192, tie_word_embeddings=False
+)
 
 
 @dataclass(frozen=True, slots=True)

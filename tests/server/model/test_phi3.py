@@ -9,36 +9,20 @@ from loralane_server.config import ShardConfig
 from loralane_server.errors import ModelUnsupported
 from loralane_server.model.spec import model_spec
 from loralane_server.rows import Admission
-from transformers import Phi3Config
 
 from tests import reference
 from tests.server.conftest import running
 
 TOKENS = 48
-CONFIG = Phi3Config(
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=reference.VOCAB,
-    max_position_embeddings=256,
-    original_max_position_embeddings=256,
-    sliding_window=192,
-    bos_token_id=reference.BOS,
-    eos_token_id=reference.EOS,
-    pad_token_id=reference.PAD,
-    tie_word_embeddings=False,
-)
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    values: dict[str, Any] = CONFIG.to_dict()
+    values: dict[str, Any] = reference.PHI3.to_dict()
     return values | {"architectures": ["Phi3ForCausalLM"]} | changes
 
 
 def test_base_tokens_equal_transformers(tmp_path: Path) -> None:
-    model = reference.random_model(CONFIG)
+    model = reference.random_model(reference.PHI3)
     reference.save_model(model, tmp_path)
     make = torch.Generator().manual_seed(1)
     prompts: list[list[int]] = torch.randint(0, 256, (4, 23), generator=make).tolist()
