@@ -113,6 +113,7 @@ class Catalogue:
                 self._let_go(before.digest)
             if len(self._answers) > self._max_answers:
                 self._let_go(self._answers.popitem(last=False)[1].digest)
+            self._trim()
             return record.entry.summary
 
     def add(self, entry: Entry) -> AdapterSummary:
@@ -122,7 +123,9 @@ class Catalogue:
             AdapterNotFound: it is a merge, and a member is not known.
         """
         with self._lock:
-            return self._keep(entry).entry.summary
+            summary = self._keep(entry).entry.summary
+            self._trim()
+            return summary
 
     def show(self, digest: str) -> Entry:
         """List an entry, since somebody uses it; raises as `get`."""
@@ -142,6 +145,7 @@ class Catalogue:
                 for asker in [a for a, known in self._answers.items() if known.digest == digest]:
                     del self._answers[asker]
                     self._let_go(digest)
+                self._trim()
 
     def is_listed(self, digest: str) -> bool:
         """Whether the adapter is known and was not unloaded since."""
@@ -201,7 +205,6 @@ class Catalogue:
         for member in members:
             member.merges += 1
             self._loose.pop(member.entry.summary.digest, None)
-        self._trim()
         return record
 
     def _let_go(self, digest: str) -> None:
@@ -210,7 +213,6 @@ class Catalogue:
         record.answers -= 1
         if record.is_loose:
             self._loose[digest] = None
-            self._trim()
 
     def _trim(self) -> None:
         """Forget the oldest loose entries beyond the bound of which nothing is held."""
