@@ -56,6 +56,9 @@ MODEL_FLAGS: Final = (
         many=True,
     ),
     Flag("--adapter-cache", "DIR", "where adapters from S3 are kept (default ~/.cache/loralane)"),
+    Flag("--adapter-ttl", "SECONDS", "forget adapters that were unused for so long; 0 = never"),
+    Flag("--preload", "NAME", "an adapter that is resident before requests are taken", many=True),
+    Flag("--pin", "NAME", "the same, and never evicted", many=True),
     Flag("--device", None, "where to compute", ("auto", "cpu")),
     Flag("--dtype", None, "what to compute in", ("auto", "float32", "bfloat16")),
     Flag("--max-model-len", "N", "prompt and generated tokens together, at most"),
@@ -94,7 +97,8 @@ async def _serve(args: argparse.Namespace) -> int:
 def _own_flags(args: argparse.Namespace) -> list[str]:
     if args.command == "shard":
         return [f"--listen={args.listen}"]
-    return [] if args.token is None else [f"--token={args.token}"]
+    token = [] if args.token is None else [f"--token={args.token}"]
+    return [*token, "--tensors"] if args.tensors else token
 
 
 def shard_command(verb: str, args: argparse.Namespace, more: Sequence[str]) -> list[str]:
@@ -144,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("reference", metavar="REF", help="hub id, alias or path")
     check.add_argument("--model", metavar="MODEL", help="hub id or folder; none = the demo")
     check.add_argument("--token", help="hub token for this adapter")
+    check.add_argument("--tensors", action="store_true", help="read every tensor too")
     return parser
 
 

@@ -20,6 +20,7 @@ from loralane_server.adapters.references import parse_root
 from loralane_server.assembly import Shard, assemble, find_model, open_store
 from loralane_server.config import ShardConfig
 from loralane_server.errors import ShardError
+from loralane_server.preload import preload
 from loralane_server.service import ShardService
 
 _MESSAGE_BYTES = 64 << 20
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _set_up_logs(config.log_format)
     try:
         if args.command == "check":
-            return _check(config, args.reference, args.token)
+            return _check(config, args.reference, args.token, args.tensors)
         return asyncio.run(_serve(config))
     except ShardError as exc:
         message = exc.message
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("reference", metavar="REF")
     check.add_argument("--model", help="hub id or folder; none = the embedded demo")
     check.add_argument("--token", help="hub token")
+    check.add_argument("--tensors", action="store_true", help="read every tensor too")
     for command in (shard, check):
         _add_model_flags(command)
     return parser
@@ -68,6 +70,9 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter", action="append", default=[], metavar="NAME=REF")
     parser.add_argument("--adapter-root", action="append", default=[], metavar="DIR|s3://...")
     parser.add_argument("--adapter-cache", type=Path, metavar="DIR")
+    parser.add_argument("--adapter-ttl", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--preload", action="append", default=[], metavar="NAME")
+    parser.add_argument("--pin", action="append", default=[], metavar="NAME")
     parser.add_argument("--device", choices=("auto", "cpu"), default="auto")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--max-model-len", type=int, metavar="N")
@@ -89,24 +94,27 @@ def _config(args: argparse.Namespace) -> ShardConfig:
         raise ValueError("--adapter takes NAME=REF")
     adapters = tuple((name, reference) for name, _, reference in pairs)
     roots = tuple(map(parse_root, args.adapter_root))
-    return ShardConfig(**values, adapters=adapters, adapter_roots=roots)
+    named = {"preload": tuple(args.preload), "pin": tuple(args.pin)}
+    return ShardConfig(**{**values, **named}, adapters=adapters, adapter_roots=roots)
 
 
-def _check(config: ShardConfig, reference: str, token: str | None) -> int:
-    """Print what an adapter is, as JSON. Its tensors are not read."""
+def _check(config: ShardConfig, reference: str, token: str | None, tensors: bool) -> int:
+    """Print what an adapter is, as JSON. Its tensors are read only if that is asked for."""
     store = open_store(config, find_model(config.model))
     try:
-        index = store.resolve(reference, token).result()
+        found = store.validate(reference, token, tensors=tensors).result()
     finally:
         store.close()
+    summary = found.summary
     facts = {
         "reference": reference,
-        "digest": index.digest,
-        "rank": index.rank,
-        "lanes": lanes_for(index.rank),
-        "bytes": index.bytes,
-        "targets": index.targets,
-        "modules": list(index.modules),
+        "digest": summary.digest,
+        "rank": summary.rank,
+        "lanes": lanes_for(summary.rank),
+        "bytes": summary.bytes,
+        "targets": summary.targets,
+        "modules": list(summary.modules),
+        "notes": list(found.notes),
     }
     print(json.dumps(facts, indent=2))  # noqa: T201 - the answer of `check`
     return 0
@@ -123,6 +131,7 @@ async def _serve(config: ShardConfig) -> int:
             ("grpc.so_reuseport", 0),
         ]
     )
+    await preload(shard.engine, shard.store, config.preload, config.pin)
     service = ShardService(shard.engine, shard.store, shard.facts)
     pb_grpc.add_ShardServicer_to_server(service, server)
     status = health.aio.HealthServicer()
@@ -132,9 +141,11 @@ async def _serve(config: ShardConfig) -> int:
     await server.start()
     host = config.listen.rpartition(":")[0]
     print(f"ready {host}:{port}", flush=True)  # noqa: T201 - the line that `serve` waits for
+    expiring = asyncio.create_task(service.keep_expiring(), name="adapter-expiry")
     try:
         await _until_told_to_stop(shard)
     finally:
+        expiring.cancel()
         await server.stop(_GRACE_SECONDS)
         await asyncio.to_thread(shard.engine.close)
         shard.store.close()

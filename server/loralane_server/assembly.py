@@ -144,6 +144,7 @@ def assemble(config: ShardConfig) -> Shard:
         pages=PageTable(pages),
         limits=Limits(config.max_rows, max_len, spec.vocab, config.step_tokens),
         threads=config.threads or os.cpu_count() or 1,
+        adapter_ttl=config.adapter_ttl,
     )
     engine.start()
     facts = ShardFacts(

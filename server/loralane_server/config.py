@@ -1,5 +1,6 @@
 """The shard's settings: one frozen record, made once from the command line."""
 
+import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,12 @@ class ShardConfig:
     max_rows: int = 32
     #: Lanes of the pool; 0 = no adapters.
     lanes: int = 512
+    #: Seconds without use after which an adapter is forgotten, unless it has its own; 0 = never.
+    adapter_ttl: float = 0.0
+    #: Aliases or references of adapters that are resident before the shard is ready.
+    preload: tuple[str, ...] = ()
+    #: The same, and never evicted.
+    pin: tuple[str, ...] = ()
     #: Bytes of KV pages.
     kv_memory: int = 2 << 30
     #: Bytes of adapters kept in host memory.
@@ -40,21 +47,23 @@ class ShardConfig:
     log_format: Literal["text", "json"] = "text"
 
     def __post_init__(self) -> None:
-        for flag in ("max_rows", "kv_memory", "step_tokens"):
-            if getattr(self, flag) < 1:
-                raise ValueError(f"--{flag.replace('_', '-')} must be at least 1")
-        for flag in ("lanes", "host_cache"):
-            if getattr(self, flag) < 0:
-                raise ValueError(f"--{flag.replace('_', '-')} must not be negative")
+        self._check_numbers()
         for root in self.adapter_roots:
             if not isinstance(root, S3Root) and not root.is_dir():
                 raise ValueError(f"--adapter-root {root}: there is no such folder")
         if self.uses_s3 and find_spec("boto3") is None:
             raise ValueError("adapters from s3:// need boto3: pip install 'loralane[s3]'")
-        for flag in ("max_model_len", "threads"):
+
+    def _check_numbers(self) -> None:
+        for flag in ("max_rows", "kv_memory", "step_tokens", "max_model_len", "threads"):
             value = getattr(self, flag)
             if value is not None and value < 1:
                 raise ValueError(f"--{flag.replace('_', '-')} must be at least 1")
+        for flag in ("lanes", "host_cache"):
+            if getattr(self, flag) < 0:
+                raise ValueError(f"--{flag.replace('_', '-')} must not be negative")
+        if not 0 <= self.adapter_ttl < math.inf:
+            raise ValueError("--adapter-ttl must be a number of seconds, 0 = never")
 
     @property
     def uses_s3(self) -> bool:

@@ -21,11 +21,14 @@ from loralane_server.adapters.store import AdapterStore
 from loralane_server.engine import Engine
 from loralane_server.errors import ShardError
 from loralane_server.rows import StepEvent
+from loralane_server.usage import LoadTimes
 from loralane_server.wire import read_admission, write_capacity, write_step
 
 ERROR_TRAILER = "loralane-error-bin"
 #: A tokenizer.json of a large vocabulary is sent in pieces of this size.
 _CHUNK_BYTES = 1 << 20
+#: Seconds between two looks for adapters whose time to live is over.
+_EXPIRY_S = 1.0
 
 _STATUS = {
     pb.ERROR_KIND_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
@@ -135,6 +138,8 @@ class ShardService(pb_grpc.ShardServicer):
         """Make an adapter resident; answer when it is."""
         summary = self._store.summary(request.digest)
         await asyncio.wrap_future(self._engine.load(request.digest))
+        if request.HasField("ttl_s"):
+            self._engine.set_ttl(request.digest, request.ttl_s)
         return self._describe(summary, await self._tenants())
 
     @typed_errors
@@ -161,16 +166,19 @@ class ShardService(pb_grpc.ShardServicer):
     async def ListAdapters(  # noqa: N802
         self, request: pb.ListAdaptersRequest, context: Any
     ) -> pb.ListAdaptersReply:
-        """Describe a page of the adapters that were resolved."""
-        tenants = await self._tenants()
-        page, total = self._store.list(request.limit, request.after)
+        """Describe adapters that were resolved: a page of them, or those that are named."""
+        tenants, store = await self._tenants(), self._store
+        page, total = store.list(request.limit, request.after)
+        if request.digests:
+            named = sorted(filter(store.is_listed, set(request.digests)))
+            page = tuple(store.summary(digest) for digest in named)
         adapters = [self._describe(summary, tenants) for summary in page]
         return pb.ListAdaptersReply(adapters=adapters, total=total)
 
     async def Run(  # noqa: N802
         self, requests: AsyncIterator[pb.RunRequest], context: Any
     ) -> AsyncIterator[pb.StepReply]:
-        """Carry admissions and cancellations in, one message per step out."""
+        """Carry admissions, cancellations and hints in, one message per step out."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[StepEvent | None] = asyncio.Queue()
 
@@ -184,6 +192,8 @@ class ShardService(pb_grpc.ShardServicer):
                         self._engine.admit(read_admission(admission), sink)
                     for request_id in message.cancel:
                         self._engine.cancel(request_id, sink)
+                    for digest in message.prefetch:
+                        self._store.prefetch(digest)
             finally:
                 events.put_nowait(None)
 
@@ -195,6 +205,16 @@ class ShardService(pb_grpc.ShardServicer):
         finally:
             reader.cancel()
             self._engine.leave(sink)
+
+    async def keep_expiring(self) -> None:
+        """Forget adapters whose time to live is over, once a second, until cancelled.
+
+        A request that found its adapter just before still gets it: the store can load it again.
+        """
+        while True:
+            await asyncio.sleep(_EXPIRY_S)
+            for digest in await asyncio.wrap_future(self._engine.expire()):
+                self._store.unload(digest)
 
     async def _tenants(self) -> dict[str, Tenant]:
         tenants = await asyncio.wrap_future(self._engine.tenants())
@@ -211,7 +231,20 @@ class ShardService(pb_grpc.ShardServicer):
         adapter.load_ms = self._engine.load_ms(digest)
         adapter.last_used = self._engine.last_used(digest)
         adapter.host_bytes = self._store.host_bytes(digest)
+        adapter.ttl_s = self._engine.ttl(digest)
+        if adapter.load_ms:
+            adapter.load_times.CopyFrom(_write_times(self._engine.load_times(digest)))
         return adapter
+
+
+def _write_times(times: LoadTimes) -> pb.LoadTimes:
+    return pb.LoadTimes(
+        open_ms=times.open_ms,
+        read_ms=times.read_ms,
+        cast_ms=times.cast_ms,
+        write_ms=times.write_ms,
+        wait_ms=times.wait_ms,
+    )
 
 
 def _facts(summary: AdapterSummary) -> pb.Adapter:

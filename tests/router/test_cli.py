@@ -12,6 +12,7 @@ from loralane_router.logs import LineFormatter
 
 ALL_FLAGS = [
     "--adapter", "a=org/a", "--adapter", "b=org/b@rev", "--adapter-root", "dir",
+    "--adapter-ttl", "60", "--preload", "a", "--preload", "b", "--pin", "c",
     "--device", "cpu", "--dtype", "float32", "--max-model-len", "128", "--max-rows", "4",
     "--lanes", "64", "--kv-memory", "1000", "--host-cache", "2000", "--step-tokens", "16",
     "--threads", "2", "--log-format", "json",
@@ -43,25 +44,28 @@ def test_a_value_that_looks_like_a_flag_stays_a_value():
 
 
 def test_check_names_the_adapter_and_the_model():
-    args = parsed("check", "org/a", "--model", "org/model", "--token", "hf_1")
+    args = parsed("check", "org/a", "--model", "org/model", "--token", "hf_1", "--tensors")
 
     command = cli.shard_command("check", args, cli._own_flags(args))
 
-    assert command[3:] == ["check", "--model=org/model", "--token=hf_1", "--", "org/a"]
+    flags = ["--model=org/model", "--token=hf_1", "--tensors"]
+    assert command[3:] == ["check", *flags, "--", "org/a"]
 
 
 def test_the_servers_own_parser_understands_what_is_handed_on():
     server = pytest.importorskip("loralane_server.__main__")
     shard = cli.shard_command("shard", parsed("serve", *ALL_FLAGS, "org/model"), ["--listen=h:1"])
-    checking = parsed("check", "org/a", "--model", "org/model")
-    check = cli.shard_command("check", checking, [])
+    checking = parsed("check", "org/a", "--model", "org/model", "--tensors")
+    check = cli.shard_command("check", checking, cli._own_flags(checking))
 
     shard_args = server._parser().parse_args(shard[3:])
     check_args = server._parser().parse_args(check[3:])
 
     assert (shard_args.model, shard_args.listen, shard_args.lanes) == ("org/model", "h:1", 64)
     assert shard_args.adapter == ["a=org/a", "b=org/b@rev"]
+    assert (shard_args.adapter_ttl, shard_args.preload, shard_args.pin) == (60, ["a", "b"], ["c"])
     assert (check_args.reference, check_args.model) == ("org/a", "org/model")
+    assert check_args.tensors
 
 
 def test_the_routers_settings_come_from_its_flags():
