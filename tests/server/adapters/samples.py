@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck
 from hypothesis import settings as fuzz
+from loralane_server.adapters.references import AdapterRoot
 from loralane_server.adapters.spec import BaseShape, block_of
 from loralane_server.adapters.store import AdapterStore
 
@@ -26,6 +27,8 @@ BASE = BaseShape(
         ("down_proj", 64, 128),
     ),
     dtype="float32",
+    vocab=260,
+    hidden=64,
 )
 #: A busy machine is no defect.
 FUZZ = fuzz(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -109,7 +112,7 @@ def write(folder: Path, files: Mapping[str, bytes]) -> Path:
     return folder
 
 
-def store_at(*roots: Path, **settings: Any) -> AdapterStore:
+def store_at(*roots: AdapterRoot, **settings: Any) -> AdapterStore:
     """A store for `BASE` with room for everything."""
     defaults: dict[str, Any] = {"dtype": torch.float32, "host_cache_bytes": 1 << 30}
     return AdapterStore(BASE, roots=roots, **defaults | settings)

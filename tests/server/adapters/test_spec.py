@@ -1,11 +1,19 @@
+import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loralane_server.adapters.spec import AdapterSpec, module_name, parse_spec
+from loralane_server.adapters.spec import (
+    IMPLEMENTED,
+    WITHOUT_EFFECT,
+    AdapterSpec,
+    module_name,
+    parse_spec,
+)
 from loralane_server.errors import (
     AdapterCorrupt,
     AdapterError,
@@ -83,7 +91,11 @@ def test_fields_without_effect_on_inference_are_ignored() -> None:
         eva_config={"rho": 2.0},
         future_note=None,
         use_dora=False,
+        fan_in_fan_out=True,
+        megatron_config={"hidden_size": 64},
         modules_to_save=[],
+        trainable_token_indices=None,
+        kasa_config=None,
     )
 
     assert spec == AdapterSpec()
@@ -100,16 +112,17 @@ def test_initialisations_that_leave_the_base_alone_are_accepted(init: Any) -> No
         ("peft_type", "IA3"),
         ("peft_type", None),
         ("task_type", "SEQ_CLS"),
-        ("bias", "lora_only"),
-        ("use_dora", True),
-        ("lora_bias", True),
-        ("fan_in_fan_out", True),
-        ("modules_to_save", ["lm_head"]),
-        ("trainable_token_indices", [1]),
-        ("megatron_config", {"a": 1}),
+        ("bias", "b_only"),
+        ("bias", ["all"]),
+        ("modules_to_save", ["score"]),
+        ("modules_to_save", ["lm_head", "model.norm"]),
+        ("trainable_token_indices", {"wte": [1]}),
+        ("trainable_token_indices", {"embed_tokens": [1], "model.embed_tokens": [2]}),
         ("layer_replication", [[0, 2]]),
         ("target_parameters", ["mlp.experts.gate_up_proj"]),
         ("use_bdlora", {"a": []}),
+        ("use_bdlora", {}),
+        ("kasa_config", {}),
         ("something_new", 0),
         ("init_lora_weights", "pissa_niter_4"),
         ("init_lora_weights", "olora"),
@@ -132,6 +145,69 @@ def test_what_is_not_implemented_is_refused_by_name(field: str, value: Any) -> N
         spec_of(**{field: value})
 
 
+def test_what_else_an_adapter_changes_is_in_its_spec() -> None:
+    spec = spec_of(
+        bias="lora_only",
+        use_dora=True,
+        modules_to_save=["model.embed_tokens"],
+        trainable_token_indices={"lm_head": [5, 2]},
+        ensure_weight_tying=True,
+    )
+
+    assert spec == AdapterSpec(
+        bias="lora_only",
+        use_dora=True,
+        tables=frozenset({"embed_tokens"}),
+        tokens=(("lm_head", (5, 2)),),
+        tied=True,
+    )
+    assert spec_of(trainable_token_indices=[4]).tokens == (("embed_tokens", (4,)),)
+    assert spec_of(lora_bias=True).lora_bias
+
+
+def test_dora_and_a_bias_of_b_exclude_each_other_as_in_peft() -> None:
+    with pytest.raises(AdapterIncompatible, match="use_dora and lora_bias"):
+        spec_of(use_dora=True, lora_bias=True)
+    with pytest.raises(ValueError, match="not supported for DoRA"):
+        LoraConfig(use_dora=True, lora_bias=True)
+
+
+#: A value that turns each field on that is refused, as it stands in a file.
+TURNED_ON: dict[str, Any] = {
+    "alora_invocation_tokens": [1, 2],
+    "arrow_config": {"top_k": 3},
+    "kasa_config": {},
+    "layer_replication": [[0, 2], [1, 3]],
+    "monteclora_config": {"num_samples": 8},
+    "target_parameters": ["mlp.experts.down_proj"],
+    "use_bdlora": {"nblocks": 2},
+    "use_qalora": True,
+    "velora_config": {"num_groups": 64},
+}
+
+
+def test_every_field_of_pefts_config_is_decided() -> None:
+    known = {field.name for field in dataclasses.fields(LoraConfig)}
+
+    assert known == (IMPLEMENTED | WITHOUT_EFFECT | TURNED_ON.keys())
+    assert not IMPLEMENTED & WITHOUT_EFFECT
+
+
+@pytest.mark.parametrize("field", TURNED_ON)
+def test_a_field_that_is_neither_implemented_nor_without_effect_is_refused(field: str) -> None:
+    assert spec_of(**{field: None}) == AdapterSpec()
+    with pytest.raises(AdapterIncompatible, match=f"'{field}' is not implemented"):
+        spec_of(**{field: TURNED_ON[field]})
+
+
+def test_the_defaults_that_peft_saves_are_accepted(tmp_path: Path) -> None:
+    LoraConfig(target_modules=["q_proj"]).save_pretrained(tmp_path)
+
+    spec = parse_spec((tmp_path / "adapter_config.json").read_bytes())
+
+    assert spec == AdapterSpec()
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -146,6 +222,12 @@ def test_what_is_not_implemented_is_refused_by_name(field: str, value: Any) -> N
         b'{"r": 4.0, "peft_type": "LORA"}',
         b'{"use_rslora": 1, "peft_type": "LORA"}',
         b'{"rank_pattern": [1], "peft_type": "LORA"}',
+        b'{"modules_to_save": [1], "peft_type": "LORA"}',
+        b'{"trainable_token_indices": 7, "peft_type": "LORA"}',
+        b'{"trainable_token_indices": ["7"], "peft_type": "LORA"}',
+        b'{"trainable_token_indices": [-1], "peft_type": "LORA"}',
+        b'{"trainable_token_indices": [true], "peft_type": "LORA"}',
+        b'{"trainable_token_indices": {"lm_head": [7, 7]}, "peft_type": "LORA"}',
         b" " * (1 << 20) + b"{}",
     ],
 )
@@ -169,7 +251,8 @@ def test_negative_and_fractional_alphas_are_numbers_like_any_other() -> None:
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 JSON = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=8), SCALARS)
 FIELDS = st.sampled_from(
-    ["peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "bias", "x"]
+    "peft_type r lora_alpha rank_pattern alpha_pattern use_rslora bias x modules_to_save "
+    "trainable_token_indices lora_bias use_dora".split()
 )
 
 

@@ -1,12 +1,20 @@
-"""Adapters as they are found in the wild, broken or merely different, through a resolution."""
+"""Adapters as they are found in the wild, broken or merely different, from folder to index."""
 
 import json
 import re
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loralane_server.adapters.index import AdapterIndex
+from loralane_server.adapters.files import Reads
+from loralane_server.adapters.headers import FileHeader, TensorRef
+from loralane_server.adapters.index import AdapterIndex, build_index
+from loralane_server.adapters.local_source import LocalPlace, LocalSource
+from loralane_server.adapters.located import Located
+from loralane_server.adapters.spec import MAX_RANK, BaseShape, parse_spec
+from loralane_server.device.seam import ENDS
 from loralane_server.errors import (
     AdapterCorrupt,
     AdapterError,
@@ -16,17 +24,20 @@ from loralane_server.errors import (
 )
 
 from tests.server.adapters.samples import (
+    BASE,
     CONFIG,
     NORM,
     Stored,
     adapter_files,
     lora,
     safetensors,
-    store_at,
     write,
 )
 
 ROOT = "base_model.model.model.layers.0.self_attn.q_proj"
+EMBED = "base_model.model.model.embed_tokens"
+HEAD = "base_model.model.lm_head"
+TOKENS = f"{EMBED}.token_adapter.trainable_tokens_delta"
 
 
 def zeros(name: str, *shape: int, dtype: str = "F32") -> dict[str, Stored]:
@@ -61,13 +72,12 @@ def only(**files: bytes) -> dict[str, bytes]:
     }
 
 
-def resolve(tmp_path: Path, files: dict[str, bytes], **settings: Any) -> AdapterIndex:
-    folder = write(tmp_path / "roots" / "a", files)
-    store = store_at(folder.parent, **settings)
-    try:
-        return store.resolve("a").result()
-    finally:
-        store.close()
+def resolve(
+    tmp_path: Path, files: dict[str, bytes], *, base: BaseShape = BASE, max_rank: int = MAX_RANK
+) -> AdapterIndex:
+    folder = write(tmp_path / "a", files)
+    located = LocalSource(Reads()).locate("a", LocalPlace(folder))
+    return build_index(parse_spec(located.config), located, base, max_rank)
 
 
 REFUSED: dict[str, tuple[dict[str, bytes], type[AdapterError], str]] = {
@@ -128,14 +138,77 @@ REFUSED: dict[str, tuple[dict[str, bytes], type[AdapterError], str]] = {
         "lora_down",
     ),
     "load-resized-vocab": (
-        adapter_files(modules_to_save=["lm_head"]),
+        adapter_files(
+            lora() | zeros(f"{HEAD}.weight", 264, 64), modules_to_save=["embed_tokens", "lm_head"]
+        ),
         AdapterIncompatible,
-        "modules_to_save",
+        "modules_to_save names embed_tokens",
     ),
-    "load-token-adapter": (
+    "load-resized-head": (
+        adapter_files(lora() | zeros(f"{HEAD}.weight", 264, 64), modules_to_save=["lm_head"]),
+        AdapterIncompatible,
+        r"modules_to_save.*\[260, 64\].*\[264, 64\].*lm_head\.weight",
+    ),
+    "load-resized-copy": (
+        adapter_files(lora() | zeros(f"{EMBED}.base_layer.weight", 264, 64)),
+        AdapterIncompatible,
+        r"\[264, 64\].*embed_tokens\.base_layer\.weight",
+    ),
+    "load-resized-embedding-lora": (
+        adapter_files(
+            zeros(f"{EMBED}.lora_embedding_A", 4, 264) | zeros(f"{EMBED}.lora_embedding_B", 64, 4)
+        ),
+        AdapterIncompatible,
+        r"shape \(r, 260\).*\[4, 264\]",
+    ),
+    "load-swapped-embedding-lora": (
+        adapter_files(
+            zeros(f"{EMBED}.lora_embedding_A", 64, 4) | zeros(f"{EMBED}.lora_embedding_B", 4, 260)
+        ),
+        AdapterIncompatible,
+        "shape",
+    ),
+    "load-saved-norm": (
+        adapter_files(modules_to_save=["norm"]),
+        AdapterIncompatible,
+        "modules_to_save names 'norm'",
+    ),
+    "load-token-adapter-missing": (
         adapter_files(trainable_token_indices=[10]),
         AdapterIncompatible,
-        "trainable_tokens",
+        "trainable_token_indices.*trainable_tokens_delta",
+    ),
+    "load-token-adapter-unsaid": (
+        adapter_files(lora() | zeros(TOKENS, 1, 64)),
+        AdapterIncompatible,
+        "trainable_token_indices.*trainable_tokens_delta",
+    ),
+    "load-token-adapter-count": (
+        adapter_files(lora() | zeros(TOKENS, 3, 64), trainable_token_indices=[10, 11]),
+        AdapterIncompatible,
+        r"trainable_token_indices: 2 rows.*\[3, 64\]",
+    ),
+    "load-token-adapter-past-the-end": (
+        adapter_files(lora() | zeros(TOKENS, 2, 64), trainable_token_indices=[10, 260]),
+        AdapterIncompatible,
+        "token 260 is not in this base's vocabulary of 260",
+    ),
+    "load-tokens-of-a-saved-table": (
+        adapter_files(
+            lora() | zeros(TOKENS, 1, 64) | zeros(f"{EMBED}.weight", 260, 64),
+            trainable_token_indices=[10],
+            modules_to_save=["embed_tokens"],
+        ),
+        AdapterIncompatible,
+        "embed_tokens is changed in more than one way",
+    ),
+    "load-two-names": (
+        adapter_files(
+            lora(["q_proj"], template=NORM.replace(".weight", ".one.weight"))
+            | lora(["v_proj"], template=NORM.replace(".weight", ".two.weight"))
+        ),
+        AdapterIncompatible,
+        "more than one adapter",
     ),
     "load-norm-tensors": (
         adapter_files(lora() | zeros("base_model.model.model.layers.0.input_layernorm.weight", 64)),
@@ -162,32 +235,74 @@ REFUSED: dict[str, tuple[dict[str, bytes], type[AdapterError], str]] = {
         AdapterIncompatible,
         "rank r must",
     ),
-    "math-fused-on-split": (
+    "math-fused-and-split": (
         adapter_files(
-            pair("base_model.model.model.layers.0.self_attn.qkv_proj", (4, 64), (128, 4))
+            lora(["k_proj"]) | pair(ROOT.replace("q_proj", "qkv_proj"), (4, 64), (128, 4))
         ),
         AdapterIncompatible,
-        "qkv_proj",
+        r"two tensors.*k_proj.*qkv_proj",
     ),
-    "math-dora": (adapter_files(use_dora=True), AdapterIncompatible, "use_dora"),
+    "math-fused-shape": (
+        adapter_files(pair(ROOT.replace("q_proj", "qkv_proj"), (4, 64), (192, 4))),
+        AdapterIncompatible,
+        r"qkv_proj: the base takes .*\(128, r\)",
+    ),
+    "math-dora-missing": (
+        adapter_files(use_dora=True),
+        AdapterIncompatible,
+        "use_dora.*no lora_magnitude_vector",
+    ),
     "math-dora-flagless": (
         adapter_files(lora() | zeros(f"{ROOT}.lora_magnitude_vector", 64)),
         AdapterIncompatible,
-        "lora_magnitude_vector",
+        "lora_magnitude_vector.*use_dora",
     ),
-    "math-lora-bias": (adapter_files(lora_bias=True), AdapterIncompatible, "lora_bias"),
-    "math-bias-lora-only": (adapter_files(bias="lora_only"), AdapterIncompatible, "bias"),
-    "math-embedding-lora": (
+    "math-dora-shape": (
         adapter_files(
-            lora() | zeros("base_model.model.model.embed_tokens.lora_embedding_A", 4, 260)
+            lora(["q_proj"], [0]) | zeros(f"{ROOT}.lora_magnitude_vector", 1, 64), use_dora=True
         ),
         AdapterIncompatible,
-        "embed_tokens",
+        r"magnitude of shape \(64,\), found \[1, 64\]",
     ),
-    "math-tied-lm-head": (
-        adapter_files(pair("base_model.model.lm_head", (4, 64), (260, 4))),
+    "math-dora-embedding": (
+        adapter_files(
+            zeros(f"{EMBED}.lora_embedding_A", 4, 260)
+            | zeros(f"{EMBED}.lora_embedding_B", 64, 4)
+            | zeros(f"{EMBED}.lora_magnitude_vector", 64),
+            use_dora=True,
+        ),
         AdapterIncompatible,
-        "lm_head",
+        "use_dora.*embed_tokens",
+    ),
+    "math-lora-bias-missing": (
+        adapter_files(lora_bias=True),
+        AdapterIncompatible,
+        "lora_bias.*no bias of lora_B",
+    ),
+    "math-lora-bias-flagless": (
+        adapter_files(lora() | zeros(f"{ROOT}.lora_B.bias", 64)),
+        AdapterIncompatible,
+        "lora_bias",
+    ),
+    "math-lora-bias-alone": (
+        adapter_files(lora(["v_proj"]) | zeros(f"{ROOT}.lora_B.bias", 64), lora_bias=True),
+        AdapterIncompatible,
+        "q_proj has no lora_A and lora_B",
+    ),
+    "math-bias-lora-only": (
+        adapter_files(lora() | zeros(f"{ROOT}.base_layer.bias", 64), bias="lora_only"),
+        AdapterIncompatible,
+        r"bias of model\.layers\.0\.self_attn\.q_proj, which has none",
+    ),
+    "math-norm-bias": (
+        adapter_files(lora() | zeros("base_model.model.model.norm.bias", 64), bias="all"),
+        AdapterIncompatible,
+        "norm.bias",
+    ),
+    "math-embedding-lora-half": (
+        adapter_files(lora() | zeros(f"{EMBED}.lora_embedding_A", 4, 260)),
+        AdapterIncompatible,
+        r"embed_tokens has no lora_B",
     ),
     "math-adalora": (
         adapter_files(
@@ -272,6 +387,7 @@ TEMPLATES = {
     "load-missing-inner-model": "base_model.model.layers.{layer}.{block}.{module}.lora_{ab}.weight",
     "load-no-prefix": "model.layers.{layer}.{block}.{module}.lora_{ab}.weight",
     "load-inmemory-names": NORM.replace(".weight", ".default.weight"),
+    "load-other-adapter-name": NORM.replace(".weight", ".sql-v2.weight"),
     "load-compiled-names": "base_model.model._orig_mod.model.layers.{layer}._fsdp_wrapped_module."
     "{block}.{module}.lora_{ab}.weight",
 }
@@ -295,6 +411,99 @@ def test_one_key_that_maps_nowhere_spoils_all(tmp_path: Path) -> None:
     assert caught.value.tensors == tuple(odd)
 
 
+BIASED = replace(BASE, biased=frozenset({"q_proj", "k_proj", "v_proj"}))
+TIED = replace(BASE, tied_head=True)
+REFUSED_ELSEWHERE: dict[str, tuple[BaseShape, dict[str, bytes], str]] = {
+    "bias-flagless": (
+        BIASED,
+        adapter_files(lora() | zeros(f"{ROOT}.base_layer.bias", 64)),
+        "config's bias is 'none'",
+    ),
+    "bias-lora_only-lost": (
+        BIASED,
+        adapter_files(lora(["q_proj"], [0]), bias="lora_only"),
+        "lacks the trained bias of.*q_proj",
+    ),
+    "bias-all-lost": (
+        BIASED,
+        adapter_files(lora(["q_proj"], [0]) | zeros(f"{ROOT}.base_layer.bias", 64), bias="all"),
+        r"lacks the trained bias of.*layers\.0\.self_attn\.k_proj",
+    ),
+    "bias-two-spellings": (
+        BIASED,
+        adapter_files(
+            lora() | zeros(f"{ROOT}.base_layer.bias", 64) | zeros(f"{ROOT}.bias", 64), bias="all"
+        ),
+        "two tensors are the same target",
+    ),
+    "tying-half-saved": (
+        TIED,
+        adapter_files(
+            lora() | zeros(f"{HEAD}.weight", 260, 64),
+            modules_to_save=["lm_head"],
+            ensure_weight_tying=True,
+        ),
+        "ensure_weight_tying.*lm_head",
+    ),
+    "tying-tokens-and-head": (
+        TIED,
+        adapter_files(
+            lora() | zeros(TOKENS, 1, 64) | pair(HEAD, (4, 64), (260, 4)),
+            trainable_token_indices=[3],
+        ),
+        "tied lm_head.*another way",
+    ),
+    "no-ends": (
+        replace(BASE, vocab=0, hidden=0),
+        adapter_files(pair(HEAD, (4, 64), (260, 4))),
+        "lm_head",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_ELSEWHERE)
+def test_what_other_bases_cannot_serve_exactly_is_refused_by_name(
+    case: str, tmp_path: Path
+) -> None:
+    base, files, words = REFUSED_ELSEWHERE[case]
+
+    with pytest.raises(AdapterIncompatible, match=words):
+        resolve(tmp_path, files, base=base)
+
+
+def unwritten(shapes: dict[str, tuple[int, ...]], **fields: Any) -> Located:
+    """An adapter of float32 tensors that are on no disk: only their header exists."""
+    refs: list[TensorRef] = []
+    for name, shape in shapes.items():
+        begin = refs[-1].end if refs else 100
+        refs.append(TensorRef("f", name, "F32", shape, begin, begin + 4 * prod(shape)))
+    header = FileHeader("f", refs[-1].end, tuple(refs), b"")
+    config = json.dumps(CONFIG | fields).encode()
+    return Located("a", "local", config, (header,), (), Path, lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "fields", "tied"),
+    [
+        ({f"{HEAD}.weight": (300_000, 64)}, {"modules_to_save": ["lm_head"]}, False),
+        ({TOKENS: (3000, 3200)}, {"trainable_token_indices": list(range(3000))}, True),
+    ],
+)
+def test_tables_above_the_budget_are_too_large(
+    shapes: dict[str, tuple[int, ...]], fields: dict[str, Any], tied: bool
+) -> None:
+    located = unwritten(shapes, **fields)
+    spec = parse_spec(located.config)
+    ((_, hidden),) = shapes.values()
+    base = replace(BASE, vocab=300_000, hidden=hidden, tied_head=tied)
+
+    with pytest.raises(AdapterTooLarge, match=r"76800000 bytes.*67108864 \(64 MiB\)") as caught:
+        build_index(spec, located, base)
+
+    assert caught.value.tensors[0] == next(iter(shapes))
+    assert build_index(spec, located, replace(base, dtype="bfloat16")).tables.replaced
+
+
 def test_at_most_five_keys_are_listed(tmp_path: Path) -> None:
     with pytest.raises(AdapterIncompatible, match="8 tensors") as caught:
         resolve(tmp_path, adapter_files(lora(template="x" + NORM)))
@@ -305,9 +514,8 @@ def test_at_most_five_keys_are_listed(tmp_path: Path) -> None:
 def test_shards_are_one_adapter(tmp_path: Path) -> None:
     index = resolve(tmp_path, sharded())
 
-    assert [target.a.file[14:19] for layer in index.layers for target in layer] == [
-        "00001", "00001", "00002", "00002",
-    ]  # fmt: skip
+    files = [{ref.file[14:19] for t in layer for ref in t.refs} for layer in index.layers]
+    assert files == [{"00001"}, {"00002"}]
 
 
 def test_an_index_says_everything_about_the_adapter(tmp_path: Path) -> None:
@@ -327,6 +535,55 @@ def test_an_index_says_everything_about_the_adapter(tmp_path: Path) -> None:
     assert [(t.module, t.rank, t.scale) for t in index.layer(0)] == [("q_proj", 4, 4.0)]
     assert [(t.module, t.rank) for t in index.layer(1)] == [("down_proj", 12), ("q_proj", 12)]
     assert index.targets[1, "q_proj"].scale == 16 / 12
+    assert index.ends == ()
+    assert index.is_plain
+
+
+def test_an_index_says_what_the_ends_hold(tmp_path: Path) -> None:
+    tensors = lora(["q_proj"], [0]) | pair(HEAD, (12, 64), (260, 12)) | zeros(TOKENS, 2, 64)
+
+    index = resolve(
+        tmp_path,
+        adapter_files(
+            tensors, rank_pattern={"lm_head": 12}, trainable_token_indices={"embed_tokens": [9, 4]}
+        ),
+    )
+
+    assert index.rank == 12
+    assert index.modules == ("embed_tokens", "lm_head", "q_proj")
+    assert [(t.module, t.rank, t.scale) for t in index.layer(ENDS)] == [("lm_head", 12, 8 / 12)]
+    assert [(t.module, t.ids) for t in index.tables.replaced] == [("embed_tokens", (9, 4))]
+    assert not index.is_plain
+
+
+def test_an_adapter_without_lora_still_has_a_rank_for_its_lane(tmp_path: Path) -> None:
+    index = resolve(
+        tmp_path,
+        adapter_files(zeros(f"{HEAD}.weight", 260, 64), modules_to_save=["lm_head"]),
+    )
+
+    assert (index.rank, index.targets, index.modules) == (1, {}, ("lm_head",))
+
+
+def test_fused_names_are_the_parts_with_rank_and_scale_of_the_fused_name(tmp_path: Path) -> None:
+    tensors = pair(ROOT.replace("q_proj", "qkv_proj"), (6, 64), (128, 6)) | pair(
+        ROOT.replace("self_attn.q_proj", "mlp.gate_up_proj"), (4, 64), (256, 4)
+    )
+
+    index = resolve(
+        tmp_path,
+        adapter_files(tensors, rank_pattern={"qkv_proj": 6}, alpha_pattern={"qkv_proj": 3}),
+    )
+
+    rows = {t.module: (t.rank, t.scale, t.b and (t.b.begin, t.b.end)) for t in index.layer(0)}
+    assert rows == {
+        "q_proj": (6, 0.5, (0, 64)),
+        "k_proj": (6, 0.5, (64, 96)),
+        "v_proj": (6, 0.5, (96, 128)),
+        "gate_proj": (4, 2.0, (0, 128)),
+        "up_proj": (4, 2.0, (128, 256)),
+    }
+    assert index.is_plain
 
 
 def test_the_digest_changes_with_config_header_and_bytes(tmp_path: Path) -> None:
