@@ -22,6 +22,7 @@ from loralane_server.device.threads import use_threads
 from loralane_server.engine import Engine
 from loralane_server.errors import ModelUnsupported
 from loralane_server.limits import Limits
+from loralane_server.model.base_weights import BaseWeights
 from loralane_server.model.spec import ModelSpec, read_model_spec
 from loralane_server.model.weights import has_bias, load_decoder
 from loralane_server.pages import PAGE_TOKENS, PageTable, pages_for
@@ -118,6 +119,7 @@ def open_store(config: ShardConfig, model: Model) -> AdapterStore:
         host_cache_bytes=config.host_cache,
         base_name=model.model_id,
         max_rank=config.lanes // LANE_PAGE * LANE_PAGE,
+        base_weights=BaseWeights(model.folder, model.spec, _DTYPES[dtype]),
     )
 
 

@@ -41,6 +41,7 @@ from loralane_server.adapters.spec import MAX_RANK, BaseShape
 from loralane_server.adapters.workers import Workers
 from loralane_server.device.seam import ENDS
 from loralane_server.errors import AdapterIncompatible
+from loralane_server.model.base_weights import BaseWeights
 
 Tier = Literal["remote", "disk", "host"]
 
@@ -52,7 +53,8 @@ class AdapterStore:
 
     `dtype` is what layers are handed out in; `max_rank` the largest rank that fits the shard's
     lanes (0 = none does); `base_name` what the base is called, to tell adapters of another;
-    `aliases` and `roots` are the operator's (see `Sources`).
+    `aliases` and `roots` are the operator's (see `Sources`). Without `base_weights`, adapters that
+    are relative to the base's weights (DoRA, biases) are refused when they are loaded.
     """
 
     def __init__(
@@ -67,13 +69,14 @@ class AdapterStore:
         base_name: str = "",
         hub: HubSettings = HubSettings(),  # noqa: B008 - frozen
         s3: S3Settings | None = None,
+        base_weights: BaseWeights | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reads = Reads()
         #: What a load reads, in order.
         self._layers = (ENDS, *range(base.layers))
         self._cache = HostCache(host_cache_bytes)
-        self._reader = Reader(dtype, self._reads)
+        self._reader = Reader(dtype, self._reads, base_weights)
         self._indexes = Indexes(base, max_rank, self._reads)
         self._workers = Workers()
         self._loads = Loads(self._cache, self._workers, self._layers)
