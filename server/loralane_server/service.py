@@ -15,6 +15,7 @@ import grpc
 from loralane_proto import shard_pb2 as pb
 from loralane_proto import shard_pb2_grpc as pb_grpc
 
+from loralane_server.adapters.derived import Merge
 from loralane_server.adapters.entries import AdapterSummary
 from loralane_server.adapters.pool import Tenant, lanes_for
 from loralane_server.adapters.store import AdapterStore
@@ -22,7 +23,7 @@ from loralane_server.engine import Engine
 from loralane_server.errors import ShardError
 from loralane_server.rows import StepEvent
 from loralane_server.usage import LoadTimes
-from loralane_server.wire import read_admission, write_capacity, write_step
+from loralane_server.wire import read_admission, read_recipe, write_capacity, write_step
 
 ERROR_TRAILER = "loralane-error-bin"
 #: A tokenizer.json of a large vocabulary is sent in pieces of this size.
@@ -112,9 +113,11 @@ class ShardService(pb_grpc.ShardServicer):
     async def ResolveAdapter(  # noqa: N802
         self, request: pb.ResolveAdapterRequest, context: Any
     ) -> pb.Adapter:
-        """Turn a reference into an identity, reading headers only."""
-        future = self._store.resolve(request.reference, request.token or None)
-        summary = await asyncio.wrap_future(future)
+        """Turn a reference, or a merge of several, into an identity, reading headers only."""
+        if request.HasField("merge"):
+            summary = await self._merged(request.merge, request.token)
+        else:
+            summary = await self._resolved(request.reference, request.token)
         return self._describe(summary, await self._tenants())
 
     async def ValidateAdapter(  # noqa: N802
@@ -215,6 +218,16 @@ class ShardService(pb_grpc.ShardServicer):
             await asyncio.sleep(_EXPIRY_S)
             for digest in await asyncio.wrap_future(self._engine.expire()):
                 self._store.unload(digest)
+
+    async def _resolved(self, reference: str, token: str) -> AdapterSummary:
+        return await asyncio.wrap_future(self._store.resolve(reference, token or None))
+
+    async def _merged(self, asked: pb.Merge, token: str) -> AdapterSummary:
+        """Every member is resolved each time: the caller's token must reach them all."""
+        recipe = read_recipe(asked)
+        found = (self._resolved(member.reference, token) for member in asked.members)
+        digests = tuple(member.digest for member in await asyncio.gather(*found))
+        return await asyncio.wrap_future(self._store.merge(Merge(recipe, digests)))
 
     async def _tenants(self) -> dict[str, Tenant]:
         tenants = await asyncio.wrap_future(self._engine.tenants())

@@ -2,6 +2,7 @@
 
 from loralane_proto import shard_pb2 as pb
 
+from loralane_server.adapters.merging import Recipe, recipe_of
 from loralane_server.device.seam import Sampling
 from loralane_server.pages import PAGE_TOKENS
 from loralane_server.rows import Admission, Capacity, Finish, Residency, RowEvent, StepEvent
@@ -35,6 +36,12 @@ def read_admission(message: pb.Admission) -> Admission:
         ),
         logprobs=min(message.top_logprobs, MAX_TOP_LOGPROBS) if wants_logprobs else None,
     )
+
+
+def read_recipe(message: pb.Merge) -> Recipe:
+    """Return how a merge's members become one. Raises `InvalidRequest` as `recipe_of`."""
+    weights = [member.weight for member in message.members]
+    return recipe_of(message.strategy, weights, message.density, message.majority_sign)
 
 
 def write_step(event: StepEvent) -> pb.StepReply:

@@ -1,0 +1,178 @@
+"""Merges answer as PEFT's `add_weighted_adapter` does, beside their members and the base."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loralane_server.adapters.derived import Merge
+from loralane_server.adapters.merging import Recipe, recipe_of
+from loralane_server.assembly import Shard
+from loralane_server.config import ShardConfig
+from loralane_server.rows import Admission
+from peft import PeftModel
+from peft.utils import merge_utils
+
+from tests import reference
+from tests.server.conftest import digest_of, make_family, running
+
+TOKENS = 32
+ADAPTERS = (
+    reference.AdapterRecipe("all", 8, 16),
+    reference.AdapterRecipe("qv", 8, 4, ("q_proj", "v_proj"), layers=(1, 2)),
+    reference.AdapterRecipe("rs", 8, 4, rslora=True),
+    reference.AdapterRecipe("r4", 4, 8),
+    reference.AdapterRecipe("r16", 16, 32, ("q_proj", "k_proj", "up_proj", "down_proj")),
+    reference.AdapterRecipe("pattern", 16, 32, rank_pattern=(("q_proj", 3), ("down_proj", 24))),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request says, and how far the answers may be told apart: each must be another."""
+
+    members: tuple[str, ...]
+    recipe: Recipe
+
+
+def asked(members: str, strategy: str, *weights: float, density: float = 0, sign: str = "total"):
+    return Asked(tuple(members.split()), recipe_of(strategy, weights, density, sign))
+
+
+MERGES = (
+    asked("all rs", "linear", 0.5, 0.5),
+    asked("all rs", "linear", 1.0, -0.6),
+    asked("all qv rs", "linear", 0.4, 1.5, 0.3),
+    asked("all", "linear", 0.5),
+    asked("all rs", "ties", 0.7, 0.7, density=0.5),
+    asked("all qv rs", "ties", 0.7, -2.0, 0.5, density=0.4, sign="frequency"),
+    asked("all rs", "dare_linear", 0.7, 0.7, density=0.6),
+    asked("all qv rs", "dare_ties", 0.7, 2.0, 0.7, density=0.6),
+    asked("all qv rs", "dare_ties", 0.7, 2.0, 0.7, density=0.6, sign="frequency"),
+    asked("r4 r16", "cat", 0.8, 0.5),
+    asked("r4 pattern r16", "cat", 0.8, -0.5, 0.3),
+)
+
+
+@dataclass(frozen=True)
+class World:
+    folder: Path
+    model: Any
+    prompts: list[list[int]]
+
+    @property
+    def config(self) -> ShardConfig:
+        return ShardConfig(
+            model=str(self.folder / "model"),
+            adapter_roots=(self.folder / "adapters",),
+            dtype="float32",
+            max_rows=32,
+            lanes=256,
+            step_tokens=48,
+        )
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = make_family("llama", tmp_path_factory.mktemp("merges"), ADAPTERS)
+    rng = random.Random(11)
+    prompts = [[rng.randrange(256) for _ in range(19)] for _ in range(2)]
+    return World(folder, reference.random_model(reference.FAMILIES["llama"]), prompts)
+
+
+def merge_of(shard: Shard, request: Asked) -> Merge:
+    return Merge(request.recipe, tuple(digest_of(shard, member) for member in request.members))
+
+
+def by_peft(world: World, request: Asked, merge: Merge) -> list[list[int]]:
+    """PEFT's tokens; its generator is seeded before each draw as ours is."""
+    names, recipe = [f"m-{member}" for member in request.members], request.recipe
+    folders = [world.folder / "adapters" / member for member in request.members]
+    adapted = PeftModel.from_pretrained(world.model, folders[0], adapter_name=names[0])
+    for name, folder in zip(names[1:], folders[1:], strict=True):
+        adapted.load_adapter(folder, adapter_name=name)
+    try:
+        adapted.add_weighted_adapter(
+            names,
+            list(recipe.weights),
+            "merged",
+            combination_type="linear" if recipe.draws else recipe.strategy,
+            density=recipe.density,
+            majority_sign_method=recipe.majority_sign,
+        )
+        if recipe.draws:
+            draw(adapted, names, recipe, merge)
+        adapted.set_adapter("merged")
+        ids = torch.tensor(world.prompts)
+        out = adapted.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=TOKENS,
+            min_new_tokens=TOKENS,
+        )
+    finally:
+        adapted.unload()
+    return [row[ids.shape[1] :].tolist() for row in out]
+
+
+def draw(adapted: PeftModel, names: Sequence[str], recipe: Recipe, merge: Merge) -> None:
+    """Put PEFT's DARE of each linear into the adapter `merged`."""
+    combine = getattr(merge_utils, recipe.strategy)
+    options = (
+        (recipe.density,)
+        if recipe.strategy == "dare_linear"
+        else (
+            recipe.density,
+            recipe.majority_sign,
+        )
+    )
+    for path, linear in adapted.named_modules():
+        if "merged" not in getattr(linear, "lora_A", {}):
+            continue
+        layer, module = int(path.split(".layers.")[1].split(".")[0]), path.split(".")[-1]
+        pairs = [(n, w) for n, w in zip(names, recipe.weights, strict=True) if n in linear.lora_A]
+        factors = torch.tensor([weight * linear.scaling[name] for name, weight in pairs])
+        for half, weights in (
+            ("A", factors.abs().sqrt() * factors.sign()),
+            ("B", factors.abs().sqrt()),
+        ):
+            loras = getattr(linear, f"lora_{half}")
+            torch.manual_seed(merge.seed(layer, module, half))
+            tensors = [loras[name].weight.data for name, _ in pairs]
+            loras["merged"].weight.data = combine(tensors, weights, *options)
+
+
+def test_merges_answer_as_peft_beside_their_members_and_the_base(world: World) -> None:
+    with running(world.config) as listener:
+        store = listener.shard.store
+        merges = [merge_of(listener.shard, request) for request in MERGES]
+        digests = ["", *(digest_of(listener.shard, recipe.name) for recipe in ADAPTERS)]
+        digests += [store.merge(merge).result().digest for merge in merges]
+        batch = [(digest, prompt) for digest in digests for prompt in world.prompts]
+        random.Random(3).shuffle(batch)
+        produced = {}
+        for begin in range(0, len(batch), 8):
+            part = batch[begin : begin + 8]
+            rows = [Admission(begin + i, d, tuple(p), TOKENS) for i, (d, p) in enumerate(part)]
+            tokens = listener.generate(*rows)
+            produced |= {(d, tuple(p)): t for (d, p), t in zip(part, tokens, strict=True)}
+        store.check()
+
+    folders = [None, *(world.folder / "adapters" / recipe.name for recipe in ADAPTERS)]
+    expected = [reference.greedy(world.model, f, world.prompts, TOKENS) for f in folders]
+    expected += [by_peft(world, *pair) for pair in zip(MERGES, merges, strict=True)]
+    # Merges that answer like another adapter, or repeat one token, would prove nothing.
+    flat = [tuple(answer) for answers in expected for answer in answers]
+    assert len(set(flat)) == len(flat)
+    assert sum(len(set(answer)) for answer in flat) > 8 * len(flat)
+    wrong = [
+        digest
+        for digest, answers in zip(digests, expected, strict=True)
+        for prompt, answer in zip(world.prompts, answers, strict=True)
+        if produced[digest, tuple(prompt)] != answer
+    ]
+    assert wrong == []
