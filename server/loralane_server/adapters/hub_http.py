@@ -189,10 +189,9 @@ def body_client(timeout_s: float, transport: httpx.BaseTransport | None = None) 
 
 
 def _stay_encrypted(answer: httpx.Response) -> None:
-    following = answer.next_request
-    if following is None:
+    if not answer.has_redirect_location or answer.request.url.scheme != "https":
         return
-    if answer.request.url.scheme == "https" and following.url.scheme != "https":
+    if answer.request.url.join(answer.headers["Location"]).scheme != "https":
         raise httpx.UnsupportedProtocol("a redirect from https to plain http")
 
 

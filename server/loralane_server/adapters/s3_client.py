@@ -190,8 +190,7 @@ def _refused(response: Mapping[str, Any], what: str) -> ShardError:
         return ObjectReplaced(f"{what} has changed since it was resolved; request it again")
     if status == 416:
         return AdapterCorrupt(f"{what} is truncated: it is shorter than its header says")
-    code = response.get("Error", {}).get("Code", "")
     return SourceUnavailable(
-        f"{what}: S3 answers {status} {ascii(code)[1:41]}",
+        f"{what}: S3 answers {status}",
         retry_after_ms=retry_after_ms(about.get("HTTPHeaders", {}).get("retry-after", "")),
     )

@@ -25,6 +25,13 @@ class Fault:
     drip_s: float | None = None
     #: Redirect to the same place.
     loop: bool = False
+    #: Redirect bodies to the same path of this host; HEAD names size and etag as the hub does.
+    moved_to: str = ""
+    #: Send this instead of the file, with the file's size and etag named.
+    body: bytes | None = None
+    #: What the answers say of the file instead of the truth.
+    etag: str = ""
+    commit: str = ""
 
 
 @dataclass
@@ -53,6 +60,8 @@ class FakeHub:
         #: Set = answers flow; clear to hold every answer back.
         self.open = threading.Event()
         self.open.set()
+        #: Authorization headers that came, with the method and the file.
+        self.given: list[tuple[str, str, str]] = []
 
     def total(self, method: str | None = None) -> int:
         """Requests so far."""
@@ -100,6 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         if repo is None:
             return self._refuse(404, {"X-Error-Code": "RepoNotFound"})
         given = self.headers.get("authorization", "")
+        hub.given.append((self.command, file, given))
         if repo.needs_token is not None and given != f"Bearer {repo.needs_token}":
             return self._refuse(401, {"X-Error-Code": "RepoNotFound"})
         if revision not in ("main", repo.commit):
@@ -126,18 +136,26 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, hub: FakeHub, repo: Repo, file: str, fault: Fault, *, with_body: bool) -> None:
         content = repo.files[file]
-        etag = hashlib.sha256(content).hexdigest()
+        etag = fault.etag or hashlib.sha256(content).hexdigest()
+        if fault.body is not None:
+            content = fault.body
         span = self.headers.get("Range", "")
         body = content
-        if span and not repo.ignores_range:
+        if span and not repo.ignores_range and not fault.moved_to:
             begin, end = span.removeprefix("bytes=").split("-")
             body = content[int(begin) : int(end) + 1]
             self.send_response(206)
+        elif fault.moved_to:
+            body = b""
+            self.send_response(302)
         else:
             self.send_response(200)
-        self.send_header("X-Repo-Commit", repo.commit)
+        if fault.moved_to:
+            self.send_header("Location", fault.moved_to + self.path)
+        self.send_header("X-Repo-Commit", fault.commit or repo.commit)
         self.send_header("ETag", f'"{etag}"')
-        self.send_header("X-Linked-Size", str(len(content)))
+        self.send_header("X-Linked-Etag", f'"{etag}"')
+        self.send_header("X-Linked-Size", str(len(repo.files[file])))
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if not with_body:

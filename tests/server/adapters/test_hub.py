@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_hub_download, scan_cache_dir
+from loralane_server.adapters.hub_http import body_client
 from loralane_server.adapters.hub_source import HubSettings
 from loralane_server.adapters.reader import LayerTensors
 from loralane_server.adapters.resolver import HUB_TTL_S
@@ -17,6 +19,7 @@ from loralane_server.errors import (
     AdapterForbidden,
     AdapterIncompatible,
     AdapterNotFound,
+    InvalidRequest,
     ShardError,
     SourceUnavailable,
 )
@@ -318,6 +321,253 @@ def test_repositories_that_hold_no_adapter_are_refused(
 
     with pytest.raises(error, match=words):
         store.resolve("org/a").result()
+
+
+def test_wrong_weights_are_kept_aside_fetched_once_more_and_then_refused_for_a_while(
+    hub: FakeHub, store: AdapterStore, clock: Clock, tmp_path: Path
+) -> None:
+    files = adapter_files()
+    wrong = files[WEIGHTS][:-1] + b"\xff"
+    hub.repos["org/a"] = Repo(files)
+    digest = store.resolve("org/a").result().digest
+    hub.repos["org/a"].faults[WEIGHTS] = Fault(body=wrong)
+    gets = hub.requests["GET", "org/a", WEIGHTS]
+
+    for _ in range(3):
+        with pytest.raises(AdapterCorrupt, match="checksum"):
+            load(store, digest)
+
+    assert hub.requests["GET", "org/a", WEIGHTS] == gets + 2
+    [aside] = (tmp_path / "cache").rglob("*.quarantined")
+    assert aside.read_bytes() == wrong
+    hub.repos["org/a"].faults.clear()
+    clock.now += 11
+    assert len(load(store, digest)) == 3
+
+
+def test_huggingface_hub_finds_our_downloads_and_nothing_else(
+    hub: FakeHub, store: AdapterStore, tmp_path: Path
+) -> None:
+    files = adapter_files()
+    hub.repos["org/a"] = Repo(files, faults={WEIGHTS: Fault(body=files[WEIGHTS][:-1] + b"\xff")})
+    digest = store.resolve("org/a").result().digest
+    with pytest.raises(AdapterCorrupt):
+        load(store, digest)
+    hub.repos["org/b"] = Repo(files)
+    load(store, store.resolve("org/b").result().digest)
+    asked = hub.total()
+
+    found = scan_cache_dir(tmp_path / "cache")
+    path = hf_hub_download(
+        "org/b", WEIGHTS, cache_dir=tmp_path / "cache", endpoint=hub.url, local_files_only=True
+    )
+
+    assert not found.warnings
+    kept = {repo.repo_id: repo for repo in found.repos}
+    assert set(kept["org/b"].refs) == {"main"}
+    [revision] = kept["org/b"].revisions
+    assert {file.file_name for file in revision.files} == {CONFIG, WEIGHTS}
+    assert [file.file_name for one in kept["org/a"].revisions for file in one.files] == [CONFIG]
+    assert Path(path).read_bytes() == files[WEIGHTS]
+    assert hub.total() == asked
+
+
+def test_what_huggingface_hub_downloaded_is_not_downloaded_again(
+    hub: FakeHub, store: AdapterStore, tmp_path: Path
+) -> None:
+    hub.repos["org/a"] = Repo(adapter_files())
+    for name in (CONFIG, WEIGHTS):
+        hf_hub_download("org/a", name, cache_dir=tmp_path / "cache", endpoint=hub.url)
+    gets = hub.total("GET")
+
+    found = store.resolve("org/a").result()
+
+    assert store.tier(found.digest) == "disk"
+    assert len(load(store, found.digest)) == 3
+    assert hub.total("GET") == gets
+
+
+def test_a_token_goes_to_the_hub_and_not_where_the_hub_redirects_to(
+    hub: FakeHub, store: AdapterStore
+) -> None:
+    with fake_hub() as storage:
+        storage.repos["org/priv"] = Repo(adapter_files())
+        hub.repos["org/priv"] = Repo(
+            adapter_files(), needs_token="TOKEN_A", faults={WEIGHTS: Fault(moved_to=storage.url)}
+        )
+
+        load(store, store.resolve("org/priv", "TOKEN_A").result().digest)
+
+        assert {given for _, _, given in hub.given} == {"Bearer TOKEN_A"}
+        assert {(method, file) for method, file, _ in storage.given} == {("GET", WEIGHTS)}
+        assert {given for _, _, given in storage.given} == {""}
+
+
+def test_a_redirect_from_https_to_plain_http_is_not_followed() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.scheme == "http":
+            return httpx.Response(200, content=b"read by everybody")
+        return httpx.Response(302, headers={"Location": f"http://storage{request.url.path}"})
+
+    with (
+        body_client(1.0, httpx.MockTransport(answer)) as client,
+        pytest.raises(httpx.UnsupportedProtocol, match="to plain http"),
+    ):
+        client.get("https://hub/file")
+
+
+@pytest.mark.parametrize("token", ["a b", "a\nb", "", "t\u00f6ken", "x" * 2000, "a\r\nHost: evil"])
+def test_what_could_be_no_token_is_refused_unseen(
+    token: str, hub: FakeHub, store: AdapterStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.repos["org/a"] = Repo(adapter_files())
+
+    with pytest.raises(InvalidRequest, match="token holds characters") as caught:
+        store.resolve("org/a", token).result()
+
+    assert hub.total() == 0
+    assert not token or token not in f"{caught.value!r} {caught.value.__cause__!r} {caplog.text}"
+
+
+def test_no_error_nor_log_shows_a_token(
+    hub: FakeHub, store: AdapterStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    hub.repos["org/a"] = Repo(adapter_files(), faults={WEIGHTS: Fault(503)})
+    hub.repos["org/b"] = Repo(adapter_files(), faults={WEIGHTS: Fault(cut_after=3)})
+    hub.repos["org/priv"] = Repo(adapter_files(), needs_token="ANOTHER")
+
+    for reference in ("org/a", "org/b", "org/priv", "org/nope"):
+        with pytest.raises(ShardError) as caught:
+            store.resolve(reference, "hf_SECRET").result()
+        error: BaseException | None = caught.value
+        while error is not None:
+            assert "hf_SECRET" not in f"{error!r} {error} {vars(error)}"
+            error = error.__cause__
+
+    assert "hf_SECRET" not in "\n".join(
+        line for line in caplog.text.splitlines() if "httpcore" not in line
+    )
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault(etag="../../../evil"), Fault(etag="a/b"), Fault(etag=".hidden"), Fault(etag="e" * 500)],
+)
+def test_an_etag_is_never_a_path(
+    fault: Fault, hub: FakeHub, store: AdapterStore, tmp_path: Path
+) -> None:
+    hub.repos["org/a"] = Repo(adapter_files(), faults={WEIGHTS: fault})
+
+    assert len(load(store, store.resolve("org/a").result().digest)) == 3
+
+    blobs = tmp_path / "cache" / "models--org--a" / "blobs"
+    assert len(list(blobs.iterdir())) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+@pytest.mark.parametrize("commit", ["../../evil", "a/b", ".", "", "c" * 65])
+def test_a_commit_that_could_be_a_path_is_not_believed(
+    commit: str, hub: FakeHub, store: AdapterStore
+) -> None:
+    hub.repos["org/a"] = Repo(adapter_files(), commit=commit)
+
+    with pytest.raises(SourceUnavailable, match="not from a Hugging Face hub"):
+        store.resolve("org/a").result()
+
+
+def test_what_the_hub_refused_is_not_asked_for_again_at_once(
+    hub: FakeHub, store: AdapterStore, clock: Clock
+) -> None:
+    for _ in range(5):
+        with pytest.raises(AdapterNotFound, match="no such repository"):
+            store.resolve("org/new").result()
+    assert hub.total() == 1
+
+    hub.repos["org/new"] = Repo(adapter_files())
+    clock.now += 1.0
+
+    assert store.resolve("org/new").result().rank == 4
+
+
+def test_what_was_refused_to_one_caller_is_asked_for_another(
+    hub: FakeHub, store: AdapterStore
+) -> None:
+    hub.repos["org/priv"] = Repo(adapter_files(), needs_token="TOKEN_A")
+    for token in (None, "TOKEN_B"):
+        with pytest.raises(AdapterNotFound):
+            store.resolve("org/priv", token).result()
+
+    assert store.resolve("org/priv", "TOKEN_A").result().rank == 4
+
+
+def test_what_does_not_fit_is_not_read_again_at_once(
+    hub: FakeHub, store: AdapterStore, clock: Clock
+) -> None:
+    hub.repos["org/a"] = Repo(adapter_files(peft_type="IA3"))
+    for _ in range(3):
+        with pytest.raises(AdapterIncompatible, match="IA3"):
+            store.resolve("org/a").result()
+    assert hub.requests["HEAD", "org/a", CONFIG] == 1
+
+    hub.repos["org/a"] = Repo(adapter_files(), commit="d" * 40)
+    clock.now += 1.0
+
+    assert store.resolve("org/a").result().rank == 4
+
+
+def test_a_busy_hub_is_left_alone_for_as_long_as_it_asks(
+    hub: FakeHub, store: AdapterStore, clock: Clock
+) -> None:
+    hub.repos["org/a"] = Repo(adapter_files(), faults={CONFIG: Fault(429, {"Retry-After": "7"})})
+    waits = []
+    for _ in range(3):
+        with pytest.raises(SourceUnavailable, match="429") as caught:
+            store.resolve("org/a").result()
+        waits.append(caught.value.retry_after_ms)
+        clock.now += 2.0
+
+    assert waits == [7000, 5000, 3000]
+    assert hub.total() == 1
+
+
+def test_sixty_four_adapters_that_hang_hold_up_no_other(hub: FakeHub, tmp_path: Path) -> None:
+    for n in range(64):
+        hub.repos[f"org/hangs{n}"] = Repo(adapter_files(), faults={CONFIG: Fault(hang=True)})
+    hub.repos["org/well"] = Repo(adapter_files())
+    store = store_at(hub=HubSettings(hub.url, tmp_path / "cache", timeout_s=30.0))
+    waiting = [store.resolve(f"org/hangs{n}") for n in range(64)]
+
+    digest = store.resolve("org/well").result(timeout=25).digest
+    layers = load(store, digest)
+
+    assert len(layers) == 3
+    assert not any(future.done() for future in waiting)
+    hub.closed.set()
+    for future in waiting:
+        assert isinstance(future.exception(), SourceUnavailable)
+    store.close()
+
+
+def test_sixty_four_downloads_that_hang_hold_up_no_other(hub: FakeHub, tmp_path: Path) -> None:
+    names = [f"org/hangs{n}" for n in range(64)]
+    for n, name in enumerate(names):
+        hub.repos[name] = Repo(adapter_files(lora(seed=n + 1)))
+    hub.repos["org/well"] = Repo(adapter_files(lora(seed=99)))
+    store = store_at(hub=HubSettings(hub.url, tmp_path / "cache", timeout_s=30.0))
+    digests = [store.resolve(name).result().digest for name in (*names, "org/well")]
+    for name in names:
+        hub.repos[name].faults[WEIGHTS] = Fault(hang=True)
+    waiting = [store.load(digest, lambda layer: None) for digest in digests[:-1]]
+
+    layers = load(store, digests[-1])
+
+    assert len(layers) == 3
+    assert not any(future.done() for future in waiting)
+    hub.closed.set()
+    for future in waiting:
+        assert isinstance(future.exception(), SourceUnavailable)
+    store.close()
 
 
 def test_a_spoilt_file_in_the_cache_is_fetched_again(hub: FakeHub, store: AdapterStore) -> None:
