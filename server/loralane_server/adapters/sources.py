@@ -123,7 +123,7 @@ class Sources:
         key = self._key(reference, token)
         self._refusals.check(key)
         try:
-            located = self._ask(reference, place, HubToken(token, ambient=place.trusted))
+            located = self._ask(reference, place, HubToken(token or None, ambient=place.trusted))
         except ShardError as exc:
             self._refusals.refused(key, exc)
             raise

@@ -416,7 +416,7 @@ def test_a_redirect_from_https_to_plain_http_is_not_followed() -> None:
         client.get("https://hub/file")
 
 
-@pytest.mark.parametrize("token", ["a b", "a\nb", "", "t\u00f6ken", "x" * 2000, "a\r\nHost: evil"])
+@pytest.mark.parametrize("token", ["a b", "a\nb", "t\u00f6ken", "x" * 2000, "a\r\nHost: evil"])
 def test_what_could_be_no_token_is_refused_unseen(
     token: str, hub: FakeHub, store: AdapterStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -426,7 +426,7 @@ def test_what_could_be_no_token_is_refused_unseen(
         store.resolve("org/a", token).result()
 
     assert hub.total() == 0
-    assert not token or token not in f"{caught.value!r} {caught.value.__cause__!r} {caplog.text}"
+    assert token not in f"{caught.value!r} {caught.value.__cause__!r} {caplog.text}"
 
 
 def test_no_error_nor_log_shows_a_token(

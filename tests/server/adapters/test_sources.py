@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loralane_server.adapters.files import Reads
+from loralane_server.adapters.files import Reads, opened
 from loralane_server.adapters.hub_source import HubSettings
-from loralane_server.adapters.references import HubPlace
+from loralane_server.adapters.references import AdapterRoot, HubPlace, S3Root, parse_root
 from loralane_server.adapters.sources import LocalPlace, Sources
 from loralane_server.errors import (
     AdapterCorrupt,
     AdapterError,
+    AdapterIncompatible,
     AdapterNotFound,
     InvalidRequest,
     ShardError,
@@ -91,6 +92,68 @@ def test_what_may_not_be_named_is_refused_without_touching_anything(
 
     assert len(caught.value.message) < 300
     caught.value.to_proto()
+
+
+def test_a_subfolder_of_a_repository_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="names a subfolder of a hub repository"):
+        sources(tmp_path).place("org/name/policy")
+
+
+def test_a_subfolder_of_a_folder_is_an_adapter_like_any_other(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "policy", adapter_files())
+    store = store_at(tmp_path)
+
+    assert store.resolve("a/policy").result().rank == 4
+    with pytest.raises(AdapterNotFound, match=r"adapter_config\.json is missing"):
+        store.resolve("a").result()
+    store.close()
+
+
+def test_a_folder_is_looked_at_again_whatever_it_was_a_moment_ago(tmp_path: Path) -> None:
+    store = store_at(tmp_path, clock=lambda: 0.0)
+    (tmp_path / "a").mkdir()
+    for _ in range(3):
+        with pytest.raises(AdapterNotFound, match="missing"):
+            store.resolve("a").result()
+    write(tmp_path / "a", adapter_files(peft_type="IA3"))
+    with pytest.raises(AdapterIncompatible):
+        store.resolve("a").result()
+
+    write(tmp_path / "a", adapter_files())
+
+    assert store.resolve("a").result().rank == 4
+    store.close()
+
+
+def test_a_link_that_was_put_in_a_files_place_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "file").symlink_to(tmp_path / "secret")
+
+    with pytest.raises(AdapterNotFound, match="file is a link"), opened(tmp_path / "file"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "root"),
+    [
+        ("some/folder", Path("some/folder")),
+        ("s3://bucket", S3Root("bucket")),
+        ("s3://bucket/", S3Root("bucket")),
+        ("s3://my.bucket-1/team/adapters/", S3Root("my.bucket-1", "team/adapters")),
+    ],
+)
+def test_a_root_is_a_folder_or_a_prefix(text: str, root: AdapterRoot) -> None:
+    assert parse_root(text) == root
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["s3://", "s3:///x", "s3://B/x", "s3://bucket/a//b", "s3://bucket/../x", "s3://bucket/./x",
+     "s3://user@bucket/x", "s3://b/x", "s3://bucket/a\\b"],
+)  # fmt: skip
+def test_a_prefix_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"s3://bucket/prefix"):
+        parse_root(text)
 
 
 def test_a_single_word_is_not_found_and_says_what_a_hub_id_looks_like(tmp_path: Path) -> None:
