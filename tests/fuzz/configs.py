@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from peft import LoraConfig
 
-from tests.fuzz.json_text import TEXTS, Pairs, deep, mutate_bytes, odd_value, pairs_of, write
+from tests.fuzz.json_text import TEXTS, Pairs, Raw, deep, mutate_bytes, odd_value, pairs_of, write
 from tests.fuzz.reading import Case
 from tests.server.adapters.samples import CONFIG, header_bytes, lora, safetensors
 
@@ -161,7 +161,12 @@ def _nest(draw: Random, config: Pairs) -> None:
 def _bulk(draw: Random, config: Pairs) -> None:
     """As long as a config may be, or longer."""
     length = draw.choice((60_000, 500_000, 2**20 - 2000, 2**20 + 10))
-    value: Any = "x" * length if draw.random() < 0.5 else [0] * (length // 3)
+    forms = (
+        "x" * length,
+        Raw("[" + "0, " * (length // 3) + "0]"),
+        Raw("[" + "{}," * (length // 3) + "0]"),
+    )
+    value = draw.choice(forms)
     _set(config, draw.choice(_FIELDS), value)
 
 
