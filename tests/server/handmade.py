@@ -7,7 +7,6 @@ import torch
 from loralane_server.device.cpu import CpuDevice
 from loralane_server.device.seam import ENDS, TableRows, TargetTensors
 from loralane_server.model.spec import ModelSpec
-from torch import Tensor
 
 TABLES = ("embed_tokens", "lm_head")
 
@@ -66,9 +65,7 @@ class Adapter:
     def cast(self, dtype: torch.dtype) -> "Adapter":
         """The adapter as a shard that computes in `dtype` gets it."""
         targets = {
-            name: TargetTensors(
-                t.a.to(dtype), t.b.to(dtype), _cast(t.gain, dtype), _cast(t.shift, dtype)
-            )
+            name: TargetTensors(t.a.to(dtype), t.b.to(dtype), t.gain, t.shift)
             for name, t in self.targets.items()
         }
         tables = {name: TableRows(t.ids, t.rows.to(dtype)) for name, t in self.tables.items()}
@@ -79,7 +76,3 @@ class Adapter:
         device.write_lanes(ENDS, self.pages, self.ends, self.tables)
         for layer in range(layers):
             device.write_lanes(layer, self.pages, self.linears, {})
-
-
-def _cast(part: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if part is None else part.to(dtype)

@@ -48,9 +48,9 @@ class TargetTensors:
     a: Tensor
     #: [rank, out], the scale folded in.
     b: Tensor
-    #: [out], or None = zero.
+    #: [out] float32, or None = zero.
     gain: Tensor | None = None
-    #: [out], or None = zero.
+    #: [out] float32, or None = zero.
     shift: Tensor | None = None
 
     @property

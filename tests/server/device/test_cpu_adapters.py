@@ -71,8 +71,8 @@ def linear(y: Tensor, x: Tensor, change: TargetTensors | None) -> Tensor:
     if change is None:
         return y
     delta = change.b.float().T @ (change.a.float() @ x)
-    gain = 0 if change.gain is None else change.gain.float()
-    shift = 0 if change.shift is None else change.shift.float()
+    gain = 0 if change.gain is None else change.gain
+    shift = 0 if change.shift is None else change.shift
     return (1 + gain) * y + delta + shift
 
 
