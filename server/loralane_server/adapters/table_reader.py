@@ -30,6 +30,8 @@ class TableFiles:
     dtype: torch.dtype
     #: None = every copy of the base's weight counts as another.
     base: BaseWeights | None
+    #: What copies that differ from the base may take.
+    budget: int = MAX_TABLE_BYTES
 
     def read(
         self, tables: Tables, factors: Mapping[str, Factors]
@@ -72,7 +74,7 @@ class TableFiles:
             return {}
         refs = [copy.ref for copy in others]
         size = sum(copy.ref.shape[0] * copy.ref.shape[1] * self.dtype.itemsize for copy in others)
-        if size > MAX_TABLE_BYTES:
+        if size > self.budget:
             raise too_large(size, names_of(refs))
         stored = read_tensors(refs, self.open_file, self.reads)
         found = {copy.module: stored[copy.ref.name].to(torch.float32) for copy in others}
