@@ -26,6 +26,21 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LongRope:
+    """Phi-3's rule for sequences up to the length that the model was first made for.
+
+    Longer ones have other factors, for all their positions: the keys of a sequence that grows past
+    that length would all have to be computed again. So that length is a limit here.
+    """
+
+    #: Stretches each frequency: [head_dim / 2].
+    short_factor: tuple[float, ...]
+    #: What cos and sin are multiplied by.
+    attention_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Base frequency and how it is scaled for long contexts."""
 
@@ -33,6 +48,12 @@ class Rope:
     #: Positions are divided by this ("linear" scaling); 1 = off.
     linear_factor: float = 1.0
     llama3: Llama3Scaling | None = None
+    longrope: LongRope | None = None
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence for which this is exact; None = no limit."""
+        return None if self.longrope is None else self.longrope.original_max_positions
 
     def frequencies(self, head_dim: int) -> Tensor:
         """Return the angle per position of each pair of channels: [head_dim / 2], float32."""
@@ -40,12 +61,17 @@ class Rope:
         inverse = 1.0 / (self.theta**exponent)
         if self.llama3 is not None:
             return _llama3(inverse, self.llama3)
+        if self.longrope is not None:
+            return 1.0 / (torch.tensor(self.longrope.short_factor) * self.theta**exponent)
         return inverse / self.linear_factor
 
     def tables(self, positions: int, head_dim: int) -> tuple[Tensor, Tensor]:
         """Return cos and sin, each [positions, head_dim], float32."""
         angles = torch.outer(torch.arange(positions).float(), self.frequencies(head_dim))
         angles = torch.cat((angles, angles), dim=-1)
+        if self.longrope is not None:
+            factor = self.longrope.attention_factor
+            return angles.cos() * factor, angles.sin() * factor
         return angles.cos(), angles.sin()
 
 
@@ -66,10 +92,12 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
             return Rope(theta, linear_factor=float(scaling["factor"]))
         case "llama3":
             return Rope(theta, llama3=_read_llama3(config, scaling))
+        case "longrope" | "su":
+            return Rope(theta, longrope=_read_longrope(config, scaling))
         case _:
             raise ModelUnsupported(
                 f"config.json: rope scaling {rule!r} is not implemented; "
-                "implemented: default, linear, llama3"
+                "implemented: default, linear, llama3, longrope"
             )
 
 
@@ -91,6 +119,26 @@ def _read_llama3(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> Llama
         )
     except KeyError as exc:
         raise ModelUnsupported(f"config.json: rope scaling llama3 lacks {exc}") from exc
+
+
+def _read_longrope(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> LongRope:
+    longest = config["max_position_embeddings"]
+    original = int(
+        config.get("original_max_position_embeddings")
+        or scaling.get("original_max_position_embeddings")
+        or longest
+    )
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    short = scaling.get("short_factor")
+    if not isinstance(short, list) or len(short) != head_dim // 2:
+        raise ModelUnsupported(
+            f"config.json: rope scaling longrope needs short_factor, {head_dim // 2} numbers"
+        )
+    attention = scaling.get("attention_factor")
+    if attention is None:
+        stretch = scaling.get("factor") or longest / original
+        attention = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    return LongRope(tuple(map(float, short)), float(attention), original)
 
 
 def _llama3(inverse: Tensor, rule: Llama3Scaling) -> Tensor:

@@ -27,8 +27,8 @@ class Family:
     qk_norm: bool = False
     #: Stored as `qkv_proj` and `gate_up_proj`: rows in the order of the linears in them.
     fused: bool = False
-    #: Fields that are without effect in this family, though not in others.
-    harmless: frozenset[str] = frozenset()
+    #: Fields that are known in this family only.
+    known: frozenset[str] = frozenset()
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -36,12 +36,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "MistralForCausalLM": Family(qkv_bias=False, o_bias=False),
     "Qwen2ForCausalLM": Family(qkv_bias=True, o_bias=False),
     "Qwen3ForCausalLM": Family(qk_norm=True),
-    # The original length belongs to longrope, which `read_rope` refuses by name.
+    # The original length belongs to longrope: `read_rope` reads it.
     "Phi3ForCausalLM": Family(
         qkv_bias=False,
         o_bias=False,
         fused=True,
-        harmless=frozenset({"original_max_position_embeddings"}),
+        known=frozenset({"original_max_position_embeddings"}),
     ),
 }
 
@@ -139,10 +139,11 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             f"config.json: architecture {architecture} is not supported; "
             f"supported: {', '.join(FAMILIES)}"
         )
-    _refuse_unknown(config, family.harmless)
+    _refuse_unknown(config, family.known)
     bias = bool(config.get("attention_bias", False))
     heads = _positive(config, "num_attention_heads")
     hidden = _positive(config, "hidden_size")
+    longest, rope = _max_positions(config), read_rope(config)
     return ModelSpec(
         architecture=architecture,
         layers=_positive(config, "num_hidden_layers"),
@@ -152,9 +153,9 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or hidden // heads,
         vocab=_positive(config, "vocab_size"),
-        max_positions=_max_positions(config),
+        max_positions=min(longest, rope.max_positions or longest),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=read_rope(config),
+        rope=rope,
         tied_head=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=bias if family.o_bias is None else family.o_bias,
@@ -166,7 +167,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
-def _refuse_unknown(config: Mapping[str, Any], harmless: frozenset[str]) -> None:
+def _refuse_unknown(config: Mapping[str, Any], of_family: frozenset[str]) -> None:
     if config.get("hidden_act", "silu") != "silu":
         raise ModelUnsupported(f"config.json: hidden_act {config['hidden_act']!r}: only 'silu'")
     if config.get("quantization_config"):
@@ -175,7 +176,7 @@ def _refuse_unknown(config: Mapping[str, Any], harmless: frozenset[str]) -> None
         )
     if config.get("partial_rotary_factor", 1.0) not in (None, 1.0):
         raise ModelUnsupported("config.json: partial_rotary_factor other than 1 is not implemented")
-    known = _READ | _HARMLESS | harmless
+    known = _READ | _HARMLESS | of_family
     for name, value in config.items():
         neutral = value is None or value is False or value in ({}, [], "")
         if name not in known and name[0] != "_" and not neutral:
