@@ -1,6 +1,7 @@
 """The base model as adapters see it: the linears and tables that they can change, by name."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from loralane_server.device.seam import ENDS, GROUPS
@@ -49,16 +50,21 @@ class BaseShape:
     #: Names of the modules that have a bias.
     biased: frozenset[str] = frozenset()
 
+    _shapes: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        shapes = {name: (rows, columns) for name, rows, columns in self.modules}
+        for fused, parts in FUSED.items():
+            if shapes.keys() >= set(parts):
+                rows = sum(shapes[part][0] for part in parts)
+                shapes[fused] = rows, shapes[parts[0]][1]
+        if self.vocab:
+            shapes |= {EMBED: (self.hidden, self.vocab), HEAD: (self.vocab, self.hidden)}
+        object.__setattr__(self, "_shapes", shapes)
+
     def shape(self, module: str) -> tuple[int, int] | None:
         """(out, in) of the module's weight; None where the base has no such module.
 
         A fused module has the rows of its parts. The embedding is a linear on one-hot vectors.
         """
-        if self.vocab and module in _ENDS:
-            return (self.hidden, self.vocab) if module == EMBED else (self.vocab, self.hidden)
-        shapes = {name: (rows, columns) for name, rows, columns in self.modules}
-        parts = [shapes.get(part) for part in parts_of(module)]
-        found = [part for part in parts if part is not None]
-        if len(found) != len(parts):
-            return None
-        return sum(rows for rows, _ in found), found[0][1]
+        return self._shapes.get(module)
