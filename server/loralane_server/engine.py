@@ -115,9 +115,9 @@ class Engine(Generic[BatchT]):
         """Pin or unpin an adapter that owns lanes; the future tells whether it does."""
         return self._inbox.ask(lambda: self._residency.pool.pin(digest, pinned))
 
-    def set_ttl(self, digest: str, seconds: float) -> None:
+    def set_ttl(self, digest: str, seconds: float) -> "Future[None]":
         """Let an adapter expire when it is unused for so long, from now on; 0 = never."""
-        self._inbox.put(lambda: self._usage.set_ttl(digest, seconds))
+        return self._inbox.ask(lambda: self._usage.set_ttl(digest, seconds))
 
     def expire(self) -> "Future[list[str]]":
         """Free the lanes of adapters whose time to live is over.
