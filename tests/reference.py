@@ -3,7 +3,8 @@
 Models are tiny and random, drawn so that greedy decoding is not degenerate: logits spread, no EOS.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,19 +157,43 @@ def greedy(
 ) -> list[list[int]]:
     """Return transformers' (and PEFT's) greedy continuations of prompts of equal length."""
     adapted = model if adapter is None else PeftModel.from_pretrained(model, adapter)
-    ids = torch.tensor(prompts)
     try:
-        out = adapted.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
-        )
+        return continued(adapted, prompts, tokens)
     finally:
         if isinstance(adapted, PeftModel):
             adapted.unload()
+
+
+def continued(
+    model: PreTrainedModel | PeftModel, prompts: Sequence[Sequence[int]], tokens: int
+) -> list[list[int]]:
+    """Return a model's greedy continuations of prompts of equal length."""
+    ids = torch.tensor(prompts)
+    out = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+    )
     return [row[ids.shape[1] :].tolist() for row in out]
+
+
+@contextmanager
+def together(
+    model: PreTrainedModel, adapters: Sequence[Path], weights: Sequence[float], **options: Any
+) -> Iterator[PeftModel]:
+    """PEFT's `add_weighted_adapter` of these, named "0", "1", ...; the result is "merged"."""
+    names = [str(number) for number in range(len(adapters))]
+    adapted = PeftModel.from_pretrained(model, adapters[0], adapter_name=names[0])
+    for name, folder in zip(names[1:], adapters[1:], strict=True):
+        adapted.load_adapter(folder, adapter_name=name)
+    try:
+        adapted.add_weighted_adapter(names, list(weights), "merged", **options)
+        adapted.set_adapter("merged")
+        yield adapted
+    finally:
+        adapted.unload()
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

@@ -1,7 +1,6 @@
 """Merges answer as PEFT's `add_weighted_adapter` does, beside their members and the base."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ class World:
             adapter_roots=(self.folder / "adapters",),
             dtype="float32",
             max_rows=32,
-            lanes=256,
+            lanes=512,
             step_tokens=48,
         )
 
@@ -89,57 +88,34 @@ def merge_of(shard: Shard, request: Asked) -> Merge:
 
 def by_peft(world: World, request: Asked, merge: Merge) -> list[list[int]]:
     """PEFT's tokens; its generator is seeded before each draw as ours is."""
-    names, recipe = [f"m-{member}" for member in request.members], request.recipe
+    recipe = request.recipe
     folders = [world.folder / "adapters" / member for member in request.members]
-    adapted = PeftModel.from_pretrained(world.model, folders[0], adapter_name=names[0])
-    for name, folder in zip(names[1:], folders[1:], strict=True):
-        adapted.load_adapter(folder, adapter_name=name)
-    try:
-        adapted.add_weighted_adapter(
-            names,
-            list(recipe.weights),
-            "merged",
-            combination_type="linear" if recipe.draws else recipe.strategy,
-            density=recipe.density,
-            majority_sign_method=recipe.majority_sign,
-        )
+    with reference.together(
+        world.model,
+        folders,
+        recipe.weights,
+        combination_type="linear" if recipe.draws else recipe.strategy,
+        density=recipe.density,
+        majority_sign_method=recipe.majority_sign,
+    ) as adapted:
         if recipe.draws:
-            draw(adapted, names, recipe, merge)
-        adapted.set_adapter("merged")
-        ids = torch.tensor(world.prompts)
-        out = adapted.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=TOKENS,
-            min_new_tokens=TOKENS,
-        )
-    finally:
-        adapted.unload()
-    return [row[ids.shape[1] :].tolist() for row in out]
+            draw(adapted, recipe, merge)
+        return reference.continued(adapted, world.prompts, TOKENS)
 
 
-def draw(adapted: PeftModel, names: Sequence[str], recipe: Recipe, merge: Merge) -> None:
+def draw(adapted: PeftModel, recipe: Recipe, merge: Merge) -> None:
     """Put PEFT's DARE of each linear into the adapter `merged`."""
     combine = getattr(merge_utils, recipe.strategy)
-    options = (
-        (recipe.density,)
-        if recipe.strategy == "dare_linear"
-        else (
-            recipe.density,
-            recipe.majority_sign,
-        )
-    )
+    options = [recipe.density, *([recipe.majority_sign] if recipe.elects else [])]
     for path, linear in adapted.named_modules():
         if "merged" not in getattr(linear, "lora_A", {}):
             continue
         layer, module = int(path.split(".layers.")[1].split(".")[0]), path.split(".")[-1]
-        pairs = [(n, w) for n, w in zip(names, recipe.weights, strict=True) if n in linear.lora_A]
+        numbered = enumerate(recipe.weights)
+        pairs = [(str(n), weight) for n, weight in numbered if str(n) in linear.lora_A]
         factors = torch.tensor([weight * linear.scaling[name] for name, weight in pairs])
-        for half, weights in (
-            ("A", factors.abs().sqrt() * factors.sign()),
-            ("B", factors.abs().sqrt()),
-        ):
+        roots = factors.abs().sqrt()
+        for half, weights in (("A", roots * factors.sign()), ("B", roots)):
             loras = getattr(linear, f"lora_{half}")
             torch.manual_seed(merge.seed(layer, module, half))
             tensors = [loras[name].weight.data for name, _ in pairs]

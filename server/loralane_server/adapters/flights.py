@@ -50,6 +50,13 @@ class Flights(Generic[_T]):
             future.set_result(work.result())
 
 
+def landed(result: _T) -> "Future[_T]":
+    """Return a future that has ended well."""
+    future: Future[_T] = Future()
+    future.set_result(result)
+    return future
+
+
 def failed(error: Exception) -> "Future[Any]":
     """Return a future that has ended with an error."""
     future: Future[Any] = Future()
