@@ -1,4 +1,4 @@
-"""The decoder: Llama, Mistral, Qwen2 and Qwen3 as one computation over a step's tokens.
+"""The decoder: Llama, Mistral, Qwen2, Qwen3 and Phi-3 as one computation over a step's tokens.
 
     x        [tokens, hidden]                      residual stream
     q        [tokens, heads, head_dim]

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
+from loralane_server.adapters.base_shape import FUSED
 from loralane_server.device.memory import mapped
 from loralane_server.device.seam import GROUPS, BatchT, Device, LayerWeights, Linear
 from loralane_server.errors import ModelUnsupported
@@ -22,8 +23,6 @@ from loralane_server.model.decoder import Decoder
 from loralane_server.model.spec import ModelSpec
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-#: What a checkpoint calls a group that it stores fused.
-_FUSED = {"qkv": "qkv_proj", "gate_up": "gate_up_proj"}
 
 
 class Checkpoint:
@@ -142,9 +141,8 @@ def _read_group(
     outs = [shapes[module][0] for module in modules]
     weight = mapped((sum(outs), shapes[modules[0]][1]), dtype)
     bias = mapped((sum(outs),), dtype) if has_bias(spec, modules[0]) else None
-    parts = list(_parts(modules, outs))
-    if spec.fused and group in _FUSED:
-        parts = [(_FUSED[group], slice(None))]
+    fused = {members: name for name, members in FUSED.items()}.get(modules) if spec.fused else None
+    parts = _parts(modules, outs) if fused is None else iter([(fused, slice(None))])
     block = "self_attn" if modules[0] in _ATTENTION else "mlp"
     for stored, rows in parts:
         checkpoint.read_into(weight[rows], f"{prefix}.{block}.{stored}.weight")
