@@ -173,8 +173,8 @@ class ResidencyManager:
         """Give the adapter lanes and start its load, unless it has them already."""
         if self.pool.get(digest) is not None:
             return
-        index = self._store.index(digest)
-        for victim in self.pool.reserve(digest, index.rank):
+        summary = self._store.summary(digest)
+        for victim in self.pool.reserve(digest, summary.rank):
             self._forget_lanes(victim.pages)
             self._changes.append(Residency(victim.digest, resident=False, lanes=0))
         load = Load(digest, time.perf_counter())
