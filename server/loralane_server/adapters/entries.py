@@ -5,9 +5,9 @@ full index is made again from the headers when the adapter is loaded.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from loralane_server.adapters.index import AdapterIndex
 from loralane_server.adapters.located import WEIGHTS_FILE, Located
@@ -40,10 +40,12 @@ class AdapterSummary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FromFiles:
-    """An adapter that lies in files."""
+    """An adapter that lies in files: `Located` without config and headers, to be read again."""
 
-    #: Without config and headers: they are read again when they are needed.
-    located: Located
+    kind: Literal["local", "hub", "s3"]
+    identity: tuple[str, ...]
+    open_file: Callable[[str], Path]
+    is_on_disk: Callable[[], bool]
     #: Names of its safetensors files, in the order of the digest.
     weights: tuple[str, ...]
 
@@ -89,11 +91,16 @@ def summary_of(index: AdapterIndex, kind: str) -> AdapterSummary:
 def entry_of(index: AdapterIndex, located: Located) -> Entry:
     """Return what to keep of an adapter that was found and understood."""
     names = tuple(header.file for header in located.headers)
-    weights = _ONE_FILE if names == _ONE_FILE else names
-    bare = replace(located, config=b"", headers=())
-    return Entry(summary_of(index, located.kind), FromFiles(bare, weights))
+    origin = FromFiles(
+        located.kind,
+        located.identity,
+        located.open_file,
+        located.is_on_disk,
+        _ONE_FILE if names == _ONE_FILE else names,
+    )
+    return Entry(summary_of(index, located.kind), origin)
 
 
 def is_on_disk(entry: Entry) -> bool:
     """Whether the files of the adapter can be opened without a network."""
-    return isinstance(entry.origin, FromFiles) and entry.origin.located.is_on_disk()
+    return isinstance(entry.origin, FromFiles) and entry.origin.is_on_disk()

@@ -2,18 +2,17 @@
 
 import threading
 from collections import OrderedDict
-from dataclasses import replace
 from typing import Final
 
-from loralane_server.adapters.entries import FromFiles
+from loralane_server.adapters.entries import AdapterSummary, FromFiles
 from loralane_server.adapters.files import Reads, read_header, read_whole
 from loralane_server.adapters.index import AdapterIndex, build_index
 from loralane_server.adapters.located import Located
 from loralane_server.adapters.spec import CONFIG_FILE, MAX_CONFIG_BYTES, BaseShape, parse_spec
 from loralane_server.errors import AdapterCorrupt
 
-#: Targets of all the indexes that are kept: a few megabytes.
-MAX_TARGETS: Final = 4096
+#: Targets of all the indexes that are kept, a kilobyte each.
+MAX_TARGETS: Final = 2048
 
 
 class Indexes:
@@ -48,7 +47,7 @@ class Indexes:
             while self._targets > self._max_targets and len(self._kept) > 1:
                 self._targets -= len(self._kept.popitem(last=False)[1].targets)
 
-    def of(self, digest: str, origin: FromFiles) -> AdapterIndex:
+    def of(self, summary: AdapterSummary, origin: FromFiles) -> AdapterIndex:
         """Return the index of an adapter that was resolved, reading config and headers if needed.
 
         May be slow: on the hub it downloads.
@@ -58,12 +57,12 @@ class Indexes:
             AdapterNotFound, SourceUnavailable: as `open_file` and the disk.
         """
         with self._lock:
-            index = self._kept.get(digest)
+            index = self._kept.get(summary.digest)
             if index is not None:
-                self._kept.move_to_end(digest)
+                self._kept.move_to_end(summary.digest)
                 return index
-        index = self._read(origin)
-        if index.digest != digest:
+        index = self.build(self._located(summary.reference, origin))
+        if index.digest != summary.digest:
             raise AdapterCorrupt("the adapter has changed since it was resolved; request it again")
         self.keep(index)
         return index
@@ -75,10 +74,17 @@ class Indexes:
             assert self._targets <= self._max_targets or len(self._kept) == 1
             assert all(digest == index.digest for digest, index in self._kept.items())
 
-    def _read(self, origin: FromFiles) -> AdapterIndex:
-        open_file = origin.located.open_file
+    def _located(self, reference: str, origin: FromFiles) -> Located:
+        """Find it again where it was found."""
+        open_file = origin.open_file
         config, _ = read_whole(open_file(CONFIG_FILE), MAX_CONFIG_BYTES)
-        headers = tuple(
-            read_header(open_file(name), name, self._reads)[0] for name in origin.weights
+        headers = (read_header(open_file(name), name, self._reads)[0] for name in origin.weights)
+        return Located(
+            reference=reference,
+            kind=origin.kind,
+            config=config,
+            headers=tuple(headers),
+            identity=origin.identity,
+            open_file=open_file,
+            is_on_disk=origin.is_on_disk,
         )
-        return self.build(replace(origin.located, config=config, headers=headers))

@@ -71,16 +71,14 @@ class LocalSource:
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
 
-    def is_current(self, place: LocalPlace, located: Located) -> bool:
-        """Whether the files are still those of `located`; reads no byte of them.
+    def is_current(self, place: LocalPlace, identity: tuple[str, ...]) -> bool:
+        """Whether the files are still those of `identity`; reads no byte of them.
 
         Raises:
             AdapterNotFound: one of them is gone.
         """
-        names = (line.partition(":")[0] for line in located.identity)
-        return located.identity == tuple(
-            _line(name, identity_of(place.file(name))) for name in names
-        )
+        names = (line.partition(":")[0] for line in identity)
+        return identity == tuple(_line(name, identity_of(place.file(name))) for name in names)
 
     def locate(self, reference: str, place: LocalPlace) -> Located:
         """Read config and headers.

@@ -92,9 +92,9 @@ class Resolver:
             place = self._place(reference)
         except ShardError as exc:
             return failed(exc)
-        # Folders are the same for everybody.
+        # Folders are open to everybody.
         is_local = isinstance(place.at, LocalPlace)
-        asker = (reference, b"" if is_local else self._hash(token))
+        asker = reference if is_local else (reference, self._hash(token))
         return self._resolving.join(
             asker, self._for_looks(place), lambda: self._resolve(reference, place, token, asker)
         )
@@ -169,7 +169,7 @@ class Resolver:
         if not isinstance(place.at, LocalPlace) or isinstance(entry.origin, Derived):
             return age_s < HUB_TTL_S
         try:
-            return self._sources.local.is_current(place.at, entry.origin.located)
+            return self._sources.local.is_current(place.at, entry.origin.identity)
         except AdapterNotFound:  # the folder is gone, but all of it may be in memory
             return self._is_on_host(entry.summary.digest)
 

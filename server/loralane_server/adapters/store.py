@@ -15,7 +15,7 @@ import torch
 
 from loralane_server.adapters.broadcast import OnLayer
 from loralane_server.adapters.catalogue import Catalogue
-from loralane_server.adapters.derived import Merge, Merger
+from loralane_server.adapters.derived import Merge
 from loralane_server.adapters.entries import (
     AdapterFiles,
     AdapterSummary,
@@ -32,6 +32,7 @@ from loralane_server.adapters.index import AdapterIndex
 from loralane_server.adapters.indexes import Indexes
 from loralane_server.adapters.loads import Loads
 from loralane_server.adapters.located import Located
+from loralane_server.adapters.merger import Merger
 from loralane_server.adapters.reader import Reader
 from loralane_server.adapters.references import AdapterRoot
 from loralane_server.adapters.resolver import Resolver, Validation
@@ -156,7 +157,7 @@ class AdapterStore:
             raise AdapterIncompatible(
                 f"{entry.summary.reference} is a merge, and merges cannot be merged"
             )
-        return AdapterFiles(self._indexes.of(digest, entry.origin), entry.origin.located.open_file)
+        return AdapterFiles(self._indexes.of(entry.summary, entry.origin), entry.origin.open_file)
 
     def summary(self, digest: str) -> AdapterSummary:
         """What is known of an adapter; raises `AdapterNotFound` if it was never resolved.
@@ -269,8 +270,8 @@ class AdapterStore:
     def _opened(self, entry: Entry) -> ReadLayer:
         if isinstance(entry.origin, Derived):
             return entry.origin.read_layer
-        index = self._indexes.of(entry.summary.digest, entry.origin)
-        return partial(self._reader.read_layer, index, entry.origin.located.open_file)
+        index = self._indexes.of(entry.summary, entry.origin)
+        return partial(self._reader.read_layer, index, entry.origin.open_file)
 
     def _tier(self, entry: Entry) -> Tier:
         if self._is_on_host(entry.summary.digest):

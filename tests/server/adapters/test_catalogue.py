@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loralane_server.adapters.catalogue import Catalogue
 from loralane_server.adapters.entries import AdapterSummary, Derived, Entry, FromFiles
-from loralane_server.adapters.located import WEIGHTS_FILE, Located
+from loralane_server.adapters.located import WEIGHTS_FILE
 from loralane_server.adapters.reader import LayerTensors
 from loralane_server.errors import AdapterNotFound
 
@@ -36,8 +36,8 @@ def entry(digest: str, members: tuple[str, ...] | None = None) -> Entry:
     summary = AdapterSummary(digest, f"org/{digest}", "local", 4, 100, 2, ("q_proj", "v_proj"))
     if members is not None:
         return Entry(summary, Derived(lambda layer: LayerTensors(layer, {}, 0), members))
-    located = Located(summary.reference, "local", b"", (), (), Path, lambda: True)
-    return Entry(summary, FromFiles(located, (WEIGHTS_FILE,)))
+    origin = FromFiles("local", (), Path, lambda: True, (WEIGHTS_FILE,))
+    return Entry(summary, origin)
 
 
 def test_what_was_remembered_is_found_by_who_asked_and_by_digest() -> None:
