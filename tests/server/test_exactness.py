@@ -91,7 +91,7 @@ def test_tokens_equal_the_reference_at_every_batch_size(family: Family, rows: in
 def run_all(listener: Listener, admissions: list[Admission], rows: int) -> None:
     """Keep the batch full: a row joins whenever one has left and its adapter fits."""
     lanes = {
-        digest: lanes_for(listener.shard.store.index(digest).rank)
+        digest: lanes_for(listener.shard.store.summary(digest).rank)
         for digest in {a.digest for a in admissions if a.digest}
     }
     waiting, live = list(admissions), set[Admission]()
