@@ -7,6 +7,7 @@ refuses. But whoever wonders about an adapter's answers should find them told.
 import json
 from typing import Any
 
+from loralane_server.adapters.base_shape import parts_of
 from loralane_server.adapters.index import AdapterIndex
 
 
@@ -38,8 +39,9 @@ def _other_targets(fields: dict[str, Any], index: AdapterIndex) -> str:
     listed = fields.get("target_modules")
     if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
         return ""
-    names = {name.rpartition(".")[2] for name in listed}
-    more = [module for module in index.modules if module not in names]
+    names = {part for name in listed for part in parts_of(name.rpartition(".")[2])}
+    found = {module for (_, module), target in index.targets.items() if target.a is not None}
+    more = sorted(found - names)
     if not more or "all-linear" in names:
         return ""
     return f"has tensors for {', '.join(more)}, which target_modules does not name; they are used"

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from loralane_server.adapters.base_shape import BaseShape, module_name
+from loralane_server.adapters.base_shape import module_name
 from loralane_server.adapters.files import Reads
-from loralane_server.adapters.index import AdapterIndex, build_index
 from loralane_server.adapters.local_source import LocalPlace, LocalSource
 from loralane_server.adapters.reader import LayerTensors, Reader
-from loralane_server.adapters.spec import parse_spec
 from loralane_server.assembly import base_shape
 from loralane_server.device.seam import ENDS, TableRows, TargetTensors
 from loralane_server.model.base_weights import BaseWeights
@@ -24,6 +22,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from tests import reference
+from tests.server.adapters.samples import index_at
 
 VOCAB = 48
 SHAPE: dict[str, Any] = {
@@ -70,12 +69,6 @@ def peft_logits(model: PreTrainedModel, folder: Path) -> Tensor:
     return logits
 
 
-def indexed(base: BaseShape, folder: Path) -> AdapterIndex:
-    """Return the index of an adapter on disk."""
-    located = LocalSource(Reads()).locate("a", LocalPlace(folder))
-    return build_index(parse_spec(located.config), located, base)
-
-
 def read_all(
     model_folder: Path, folder: Path, dtype: torch.dtype = torch.float32
 ) -> list[LayerTensors]:
@@ -83,7 +76,7 @@ def read_all(
     spec = read_model_spec(model_folder)
     base = base_shape(spec, str(dtype).removeprefix("torch."))
     located = LocalSource(Reads()).locate("a", LocalPlace(folder))
-    index = build_index(parse_spec(located.config), located, base)
+    index = index_at(folder, base)
     reader = Reader(dtype, Reads(), BaseWeights(model_folder, spec, dtype))
     layers = (ENDS, *range(base.layers))
     return [reader.read_layer(index, located.open_file, layer) for layer in layers]

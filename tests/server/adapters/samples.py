@@ -11,8 +11,11 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck
 from hypothesis import settings as fuzz
+from loralane_server.adapters.files import Reads
+from loralane_server.adapters.index import AdapterIndex, build_index
+from loralane_server.adapters.local_source import LocalPlace, LocalSource
 from loralane_server.adapters.references import AdapterRoot
-from loralane_server.adapters.spec import BaseShape, block_of
+from loralane_server.adapters.spec import MAX_RANK, BaseShape, block_of, parse_spec
 from loralane_server.adapters.store import AdapterStore
 
 BASE = BaseShape(
@@ -110,6 +113,12 @@ def write(folder: Path, files: Mapping[str, bytes]) -> Path:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return folder
+
+
+def index_at(folder: Path, base: BaseShape = BASE, max_rank: int = MAX_RANK) -> AdapterIndex:
+    """The index of the adapter in a folder."""
+    located = LocalSource(Reads()).locate("a", LocalPlace(folder))
+    return build_index(parse_spec(located.config), located, base, max_rank)
 
 
 def store_at(*roots: AdapterRoot, **settings: Any) -> AdapterStore:

@@ -23,13 +23,13 @@ from tests.server.adapters.against_peft import (
     PLAIN,
     TIED,
     VOCAB,
-    indexed,
     peft_logits,
     read_all,
     save_adapter,
     saved_model,
     served_logits,
 )
+from tests.server.adapters.samples import index_at
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Setting `save_embedding_layers` to `True`:UserWarning"
@@ -152,7 +152,7 @@ def test_a_copy_above_the_budget_is_too_large_only_if_it_differs(tmp_path: Path)
     def read(name: str) -> dict[str, TableRows]:
         located = LocalSource(Reads()).locate("a", LocalPlace(tmp_path / name))
         files = TableFiles(located.open_file, Reads(), torch.float32, weights, budget=VOCAB)
-        tables = indexed(base_shape(spec, "float32"), tmp_path / name).tables
+        tables = index_at(tmp_path / name, base_shape(spec, "float32")).tables
         return files.read(tables, {})[0]
 
     assert read("same") == {}
@@ -187,7 +187,7 @@ def test_without_the_bases_weights_a_copy_counts_as_another_bases(tmp_path: Path
     save_adapter(model, tmp_path / "a", target_modules=["embed_tokens"])
     base = base_shape(read_model_spec(tmp_path / "model"), "float32")
     located = LocalSource(Reads()).locate("a", LocalPlace(tmp_path / "a"))
-    index = indexed(base, tmp_path / "a")
+    index = index_at(tmp_path / "a", base)
 
     ends = Reader(torch.float32, Reads()).read_layer(index, located.open_file, ENDS)
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loralane_server.adapters.files import Reads
 from loralane_server.adapters.headers import FileHeader, TensorRef
 from loralane_server.adapters.index import AdapterIndex, build_index
-from loralane_server.adapters.local_source import LocalPlace, LocalSource
 from loralane_server.adapters.located import Located
 from loralane_server.adapters.spec import MAX_RANK, BaseShape, parse_spec
 from loralane_server.device.seam import ENDS
@@ -29,6 +27,7 @@ from tests.server.adapters.samples import (
     NORM,
     Stored,
     adapter_files,
+    index_at,
     lora,
     safetensors,
     write,
@@ -75,9 +74,7 @@ def only(**files: bytes) -> dict[str, bytes]:
 def resolve(
     tmp_path: Path, files: dict[str, bytes], *, base: BaseShape = BASE, max_rank: int = MAX_RANK
 ) -> AdapterIndex:
-    folder = write(tmp_path / "a", files)
-    located = LocalSource(Reads()).locate("a", LocalPlace(folder))
-    return build_index(parse_spec(located.config), located, base, max_rank)
+    return index_at(write(tmp_path / "a", files), base, max_rank)
 
 
 REFUSED: dict[str, tuple[dict[str, bytes], type[AdapterError], str]] = {
