@@ -66,6 +66,8 @@ class Pattern:
 
     def _is_tail_of(self, module: str) -> bool:
         """The same for a key without operators: most tables name hundreds of modules in full."""
+        if not module.endswith(self.key[self.key.rfind(".") + 1 :]):
+            return False  # most pairs of a key and a module end here
         start = len(module) - len(self.key)
         if start < 0 or (start > 0 and module[start - 1] != "."):
             return False
