@@ -8,7 +8,9 @@
 
 w is a member's weight, s its own scale. A member that lacks a target takes no part in it. The
 operations and their order are PEFT's, in float32, so the numbers are PEFT's to the last bit; but
-for `cat`, which folds w s into A there and into B here.
+for `cat`, which folds w s into A there and into B here. PEFT lends the merge the first member's
+`use_rslora` and `layers_to_transform`, so there a merge is scaled or loses layers by the order of
+its members; here each counts as it is, in any order.
 """
 
 import math

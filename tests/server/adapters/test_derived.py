@@ -154,6 +154,27 @@ def test_cat_lays_members_side_by_side_with_weight_and_scale_in_b(root):
     torch.testing.assert_close(q.b[4:], half(1, "q_proj", "B", (64, 16), 4).T * SCALE * -3.0)
 
 
+@pytest.mark.parametrize("strategy", ["linear", "cat"])
+def test_members_count_with_their_own_scale_and_layers_in_any_order(root, strategy):
+    config = {"use_rslora": True, "layers_to_transform": [1], "lora_alpha": 6}
+    write(root / "rs", adapter_files(lora(layers=[1], seed=8), **config))
+    store = store_at(root)
+    orders = (("a", "rs"), ("rs", "a"))
+    made = [store.merge(merge(digests(store, *names), strategy)).result() for names in orders]
+
+    products = [
+        [tensors.targets["q_proj"] for n, tensors in layers(store, each.digest).items() if n >= 0]
+        for each in made
+    ]
+
+    for first, second in zip(*products, strict=True):
+        torch.testing.assert_close(first.b.T @ first.a, second.b.T @ second.a)
+    if strategy == "cat":
+        rs = half(1, "q_proj", "B", (64, 4), 8) @ half(1, "q_proj", "A", (4, 64), 8)
+        own = products[0][1]
+        torch.testing.assert_close(own.b[4:].T @ own.a[4:], 0.5 * 6 / 4**0.5 * rs)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_member_without_a_target_takes_no_part_in_it(root, strategy):
     store = store_at(root)
