@@ -69,8 +69,7 @@ NO_TOKEN: Final = HubToken()
 
 def hub_file(name: str, commit: str, etag: str, size: int) -> RemoteFile:
     """A file of the hub: its etag is the sha256 of large files, git's blob hash of small ones."""
-    checksum = f"sha256:{etag}" if _SHA256.fullmatch(etag) else ""
-    return RemoteFile(name, commit, etag, size, checksum)
+    return RemoteFile(name, commit, etag, size, "sha256" if _SHA256.fullmatch(etag) else "")
 
 
 class HubClient:

@@ -7,7 +7,7 @@ In offline mode (`HF_HUB_OFFLINE`) nobody can be asked, and cached adapters are 
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loralane_server.adapters.downloads import Downloads
@@ -85,7 +85,9 @@ class _HubFolder:
         file = self._found(name)
         if file.version != self._place.revision:
             self._place = HubPlace(self._place.repo, file.version)
-        return file
+            return file
+        # One string for the commit: thousands of adapters are known.
+        return replace(file, version=self._place.revision)
 
     def read(self, file: RemoteFile, begin: int, end: int) -> bytes:
         return self._source.client.read(self._place, file, begin, end, self.token)

@@ -26,7 +26,7 @@ from loralane_server.errors import (
 _CHUNK: Final = 1 << 18
 #: More than all threads that may ask at once.
 _CONNECTIONS: Final = 256
-_MD5_ETAG: Final = re.compile(r'"([0-9a-f]{32})"')
+_MD5_ETAG: Final = re.compile(r'"[0-9a-f]{32}"')
 _ENCRYPTED: Final = ("aws:kms", "aws:kms:dsse")
 
 
@@ -139,7 +139,7 @@ def _make_client(endpoint: str | None, timeout_s: float) -> Any:
 
 
 def checksum_of(found: Mapping[str, Any]) -> str:
-    """The checksum of a whole object that its metadata names, as in `Expected`; "" = none.
+    """The checksum of a whole object that its metadata names, as in `RemoteFile`; "" = none.
 
     An ETag is an MD5 only for what was uploaded in one part and is not encrypted by KMS or by a
     key of the customer's; the checksum of a multipart upload may be one of its parts' checksums.
@@ -150,9 +150,8 @@ def checksum_of(found: Mapping[str, Any]) -> str:
             return f"sha256:{base64.b64decode(sha256, validate=True).hex()}"
         except binascii.Error:
             return ""
-    etag = _MD5_ETAG.fullmatch(found["ETag"])
     hidden = found.get("ServerSideEncryption") in _ENCRYPTED or found.get("SSECustomerAlgorithm")
-    return f"md5:{etag[1]}" if etag and not hidden else ""
+    return "md5" if _MD5_ETAG.fullmatch(found["ETag"]) and not hidden else ""
 
 
 @contextmanager
