@@ -123,22 +123,6 @@ class AdapterStore:
         """Look at an adapter and remember nothing, as `Resolver.validate`."""
         return self._resolver.validate(reference, token, tensors=tensors)
 
-    def add_derived(
-        self, summary: AdapterSummary, read_layer: ReadLayer, members: Sequence[str]
-    ) -> AdapterSummary:
-        """Know an adapter that is computed from others; the same digest again changes nothing.
-
-        From then on it is like any other: loaded, kept on the host, listed, unloaded. `read_layer`
-        makes one layer, or the `ENDS`, in the shard's dtype; it is called on worker threads, for
-        each layer at most once a load, raises `ShardError`s and may wait (`files_of`). `members`
-        are the digests that it reads; they stay known as long as it is. Return the summary that is
-        kept: the first.
-
-        Raises:
-            AdapterNotFound: a member was never resolved.
-        """
-        return self._catalogue.add(Entry(summary, Derived(read_layer, tuple(members))))
-
     def merge(self, asked: Merge) -> "Future[AdapterSummary]":
         """Make several adapters into one, as `Merger.merge`."""
         return self._merger.merge(asked)
