@@ -26,11 +26,17 @@ from loralane_server.errors import AdapterCorrupt, SourceUnavailable
 #: A source that sends less than this in a while holds a thread that others need.
 LEAST_BYTES_PER_S: Final = 16 << 10
 PACE_WINDOW_S: Final = 30.0
+#: One caller's token may be told to wait longer than others need to.
+MAX_RETRY_AFTER_S: Final = 30.0
 #: A download is dear, and what is wrong twice is wrong at its source.
 CORRUPT: Final = BackOff(10.0, 600.0)
 QUARANTINE_SUFFIX: Final = ".quarantined"
 
 _log = logging.getLogger(__name__)
+
+
+class CacheUnavailable(SourceUnavailable):
+    """The disk that downloads are kept on fails; no source needs to be spared for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class Downloads:
     def __init__(self, cache: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._cache = cache
         self._clock = clock
-        self._corrupt = Refusals(clock, CORRUPT)
+        self._refusals = Refusals(clock, CORRUPT, MAX_RETRY_AFTER_S)
 
     def ensure(
         self, target: Path, expected: Expected, read_from: Callable[[int], Iterator[bytes]]
@@ -89,12 +95,13 @@ class Downloads:
 
         Raises:
             AdapterCorrupt: wrong bytes, twice; for a while after that, without asking again.
-            SourceUnavailable: the source is too slow, or the disk is full or read-only.
+            SourceUnavailable: the source is away or too slow; for a while, without asking again.
+            CacheUnavailable: the disk is full or read-only.
             As `read_from`, where nothing comes at all.
         """
         if target.exists() and self.is_intact(target, expected):
             return
-        self._corrupt.check(target)
+        self._refusals.check(target)
         if os.path.lexists(target):
             self._move_aside(target, target, f"{expected.name} was spoilt in {self._cache}")
         try:
@@ -102,10 +109,12 @@ class Downloads:
                 self._fetch_once(target, expected, read_from)
             except AdapterCorrupt:
                 self._fetch_once(target, expected, read_from)
-        except AdapterCorrupt as exc:
-            self._corrupt.refused(target, exc)
+        except CacheUnavailable:
             raise
-        self._corrupt.succeeded(target)
+        except (AdapterCorrupt, SourceUnavailable) as exc:
+            self._refusals.refused(target, exc)
+            raise
+        self._refusals.succeeded(target)
 
     @staticmethod
     def is_intact(path: Path, expected: Expected) -> bool:
@@ -155,7 +164,7 @@ def disk_errors(cache: str, path: Path) -> Iterator[None]:
     """Turn what the disk of a cache raises into ours; `path` is for the operator's eyes only.
 
     Raises:
-        SourceUnavailable: the disk is full, or cannot be written.
+        CacheUnavailable: the disk is full, or cannot be written.
     """
     try:
         yield
@@ -165,7 +174,7 @@ def disk_errors(cache: str, path: Path) -> Iterator[None]:
             why = f"no space left on the disk of {cache}; free some, then try again"
         else:
             why = f"{cache} cannot be written: {exc.strerror}"
-        raise SourceUnavailable(why) from exc
+        raise CacheUnavailable(why) from exc
 
 
 class _Sink:

@@ -55,10 +55,14 @@ class Refusals:
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, refused: BackOff = REFUSED
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        refused: BackOff = REFUSED,
+        max_retry_after_s: float = MAX_RETRY_AFTER_S,
     ) -> None:
         self._clock = clock
         self._refused = refused
+        self._max_retry_after_s = max_retry_after_s
         self._lock = threading.Lock()
         #: Guarded by the lock; the latest last.
         self._known: OrderedDict[Hashable, _Refusal] = OrderedDict()
@@ -116,7 +120,7 @@ class Refusals:
         if not isinstance(error, SourceUnavailable):
             return self._refused.wait_s(times)
         if error.retry_after_ms:
-            return min(error.retry_after_ms / 1000, MAX_RETRY_AFTER_S)
+            return min(error.retry_after_ms / 1000, self._max_retry_after_s)
         return UNAVAILABLE.wait_s(times)
 
 

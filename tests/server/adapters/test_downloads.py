@@ -188,6 +188,29 @@ def test_a_source_that_gives_nothing_is_unavailable_and_leaves_nothing(
     assert names_in(tmp_path) == []
 
 
+def test_a_source_that_is_busy_is_left_alone_but_not_for_longer_than_others_should_wait(
+    downloads: Downloads, clock: Clock, tmp_path: Path
+) -> None:
+    asked: list[int] = []
+
+    def read_from(begin: int) -> Iterator[bytes]:
+        asked.append(begin)
+        if len(asked) == 1:
+            raise SourceUnavailable("busy", retry_after_ms=200_000)
+        yield BYTES
+
+    waits = []
+    for _ in range(3):
+        with pytest.raises(SourceUnavailable, match="busy") as caught:
+            downloads.ensure(tmp_path / "blob", RIGHT, read_from)
+        waits.append(caught.value.retry_after_ms)
+        clock.now += 10
+
+    assert (waits, asked) == ([30_000, 20_000, 10_000], [0])
+    downloads.ensure(tmp_path / "blob", RIGHT, read_from)
+    assert (tmp_path / "blob").read_bytes() == BYTES
+
+
 def test_a_source_that_refuses_is_heard_and_leaves_nothing(
     downloads: Downloads, tmp_path: Path
 ) -> None:
