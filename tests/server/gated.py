@@ -16,6 +16,7 @@ from loralane_server.device.cpu import CpuBatch, CpuDevice
 from loralane_server.engine import Engine
 from loralane_server.errors import ShardError
 from loralane_server.limits import Limits
+from loralane_server.model.base_weights import BaseWeights
 from loralane_server.model.spec import read_model_spec
 from loralane_server.model.weights import load_decoder
 from loralane_server.pages import PAGE_TOKENS, PageTable
@@ -120,6 +121,7 @@ class GatedShard:
             roots=(folder / "adapters",),
             host_cache_bytes=1 << 30,
             max_rank=lanes,
+            base_weights=BaseWeights(folder / "model", spec, torch.float32),
         )
         self.engine: Engine[CpuBatch] = Engine(
             load_decoder(folder / "model", spec, self.device, torch.float32, LENGTH),

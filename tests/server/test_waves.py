@@ -15,11 +15,21 @@ from loralane_server.rows import Admission, Finish
 from tests import reference
 from tests.server.conftest import Listener
 from tests.server.gated import GatedShard, gated
+from tests.server.test_exactness_wild import save_adapter
 
 LAYERS = 3
 TOKENS = 12
 #: The ends, the layers, and the end of the load.
 STAGES = range(-1, LAYERS + 1)
+
+#: Adapters that are more than lanes; gain and shift come with the last layer only.
+WILD = {
+    "gain": {"target_modules": ["q_proj", "up_proj"], "use_dora": True, "layers_to_transform": [2]},
+    "shift": {"target_modules": ["down_proj"], "lora_bias": True, "layers_to_transform": [2]},
+    "ends": {"target_modules": ["embed_tokens", "lm_head", "v_proj"]},
+    "tokens": {"target_modules": ["k_proj"], "trainable_token_indices": list(range(40, 80))},
+    "head": {"target_modules": ["k_proj"], "modules_to_save": ["lm_head"]},
+}
 
 Running = tuple[GatedShard, Listener]
 Expected = Callable[[str, tuple[int, ...]], list[int]]
@@ -81,6 +91,29 @@ def test_tokens_are_the_same_when_every_layer_is_computed_as_it_comes(
     assert computed == [(0, []), (1, [0, 1, 2]), (2, [0, 1, 2]), (3, [0, 1, 2])]
     assert early == [[], [], []]
     assert [listener.tokens(i) for i in range(3)] == [expected(adapter, p) for p in prompts]
+
+
+@pytest.mark.parametrize("kind", WILD)
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`:UserWarning")
+@pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed:Warning")
+def test_what_is_not_in_lanes_arrives_in_time_too(kind: str, tmp_path: Path) -> None:
+    model = reference.random_model(reference.FAMILIES["llama"])
+    reference.save_model(model, tmp_path / "model")
+    save_adapter(model, WILD[kind], tmp_path / "adapters" / "wild", seed=1)
+    wanted = reference.greedy(model, tmp_path / "adapters" / "wild", [prompt_of(20)], TOKENS)[0]
+    with gated(tmp_path) as (shard, listener):
+        digest = shard.digest("wild")
+        shard.store.hold(digest)
+        listener.admit(Admission(1, digest, prompt_of(20), TOKENS))
+
+        for stage in STAGES[:-1]:
+            shard.store.hold(digest, stage)
+            shard.until(digest, lambda p, n=stage + 1: p.computed == n)
+        shard.store.open(digest)
+        listener.wait(1)
+
+        assert listener.tokens(1) == wanted
+        assert wanted != listener.generate(Admission(2, "", prompt_of(20), TOKENS))[0]
 
 
 def test_a_prompt_longer_than_a_wave_is_finished_by_ordinary_steps(
