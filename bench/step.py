@@ -30,8 +30,8 @@ from torch.profiler import ProfilerActivity, profile
 from bench.model import DEFAULT_FOLDER, make, rank_of
 
 _DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16}
-#: Adapters present in a step.
-_MODES: Final[Mapping[str, int]] = {"base": 0, "one": 1, "eight": 8}
+#: Adapters present in a step; "dora" is eight with gain and shift besides LoRA.
+_MODES: Final[Mapping[str, int]] = {"base": 0, "one": 1, "eight": 8, "dora": 8}
 _ROWS: Final = (1, 8, 32)
 _PREFILLS: Final = (64, 512)
 #: Tokens before the one that a decoding row computes.
@@ -55,7 +55,7 @@ class Case:
 
 
 class Bench:
-    """A decoder on a device, with the lanes of eight adapters filled."""
+    """A decoder on a device, with the lanes of eight plain adapters and eight with gain filled."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         spec = read_model_spec(folder)
@@ -65,11 +65,14 @@ class Bench:
         self._decoder: Decoder[CpuBatch] = load_decoder(
             folder, spec, self._device, dtype, max(_PREFILLS)
         )
-        self._lane_pages = _fill_lanes(self._device, spec, dtype)
+        plain = _fill_lanes(self._device, spec, dtype, first=0, gain=False)
+        after = plain[-1][-1] + 1
+        dora = _fill_lanes(self._device, spec, dtype, first=after, gain=True)
+        self._lane_pages = {mode: dora if mode == "dora" else plain for mode in _MODES}
 
     def step(self, case: Case) -> StepInput:
         """Lay out the input of one step."""
-        adapters = self._lane_pages[: _MODES[case.mode]] or [()]
+        adapters = self._lane_pages[case.mode][: _MODES[case.mode]] or [()]
         if case.kind == "prefill":
             pages = np.arange(pages_for(case.size), dtype=np.int32)
             return _step([Span(0, case.size, pages, adapters[0])])
@@ -91,9 +94,11 @@ class Bench:
         return self._device.sample(self._decoder.logits(batch), batch)
 
 
-def _fill_lanes(device: CpuDevice, spec: ModelSpec, dtype: torch.dtype) -> list[tuple[int, ...]]:
-    """Write eight random adapters, ranks 8 and 16 in turn; return their lane pages."""
-    first, given = 0, []
+def _fill_lanes(
+    device: CpuDevice, spec: ModelSpec, dtype: torch.dtype, *, first: int, gain: bool
+) -> list[tuple[int, ...]]:
+    """Write eight random adapters, ranks 8 and 16 in turn, from page `first`; return all pages."""
+    given = []
     for adapter in range(_MODES["eight"]):
         rank = rank_of(adapter)
         pages = tuple(range(first, first + rank // LANE_PAGE))
@@ -103,6 +108,8 @@ def _fill_lanes(device: CpuDevice, spec: ModelSpec, dtype: torch.dtype) -> list[
             module: TargetTensors(
                 torch.randn(rank, inside, dtype=dtype) * inside**-0.5,
                 torch.randn(rank, outside, dtype=dtype) * 0.1,
+                torch.randn(outside) * 0.01 if gain else None,
+                torch.randn(outside) * 0.01 if gain else None,
             )
             for module, (outside, inside) in spec.linears().items()
         }
@@ -140,7 +147,8 @@ def measure(bench: Bench, cases: Sequence[Case], rounds: int) -> dict[Case, floa
 
 def show(times: Mapping[Case, float]) -> None:
     """Print step times in milliseconds, and each mode's share of the base's."""
-    print(f"{'step':16}" + "".join(f"{mode:>9}" for mode in _MODES) + "   one/base eight/base")
+    shares = "".join(f"{mode + '/base':>11}" for mode in list(_MODES)[1:])
+    print(f"{'step':16}" + "".join(f"{mode:>9}" for mode in _MODES) + shares)
     for kind, size in dict.fromkeys((case.kind, case.size) for case in times):
         row = [times.get(Case(kind, mode, size)) for mode in _MODES]
         base = row[0] or 1.0
@@ -166,7 +174,7 @@ def print_profile(bench: Bench, case: Case, steps: int) -> None:
 def _cases() -> list[Case]:
     decodes = [Case("decode", mode, rows) for rows in _ROWS for mode in _MODES]
     # A prompt has one adapter.
-    prefills = [Case("prefill", mode, n) for n in _PREFILLS for mode in ("base", "one")]
+    prefills = [Case("prefill", mode, n) for n in _PREFILLS for mode in ("base", "one", "dora")]
     return decodes + prefills
 
 
