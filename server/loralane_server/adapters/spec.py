@@ -197,9 +197,9 @@ def _tokens(config: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...
 
 
 def _table_named(field_name: str, name: str) -> str:
-    """Which table a name means: as for PEFT, the one whose full name ends with it."""
-    found = [table for table in (EMBED, HEAD) if module_name(ENDS, table).endswith(name)]
-    if len(found) != 1:
+    """Which table a name means: the last part of its full name, or all of it."""
+    found = [table for table in (EMBED, HEAD) if name in (table, module_name(ENDS, table))]
+    if not found:
         raise AdapterIncompatible(
             f"{CONFIG_FILE}: {field_name} names {show(name)}; only {EMBED} and {HEAD} can be "
             "replaced"

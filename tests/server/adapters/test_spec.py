@@ -115,6 +115,7 @@ def test_initialisations_that_leave_the_base_alone_are_accepted(init: Any) -> No
         ("bias", "b_only"),
         ("bias", ["all"]),
         ("modules_to_save", ["score"]),
+        ("modules_to_save", ["tokens"]),
         ("modules_to_save", ["lm_head", "model.norm"]),
         ("trainable_token_indices", {"wte": [1]}),
         ("trainable_token_indices", {"embed_tokens": [1], "model.embed_tokens": [2]}),
