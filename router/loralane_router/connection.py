@@ -109,7 +109,7 @@ class Connection:
         stream = shard.run(self._dispatcher.wake)
         try:
             self._dispatcher.connect(info.capacity)
-            self._dispatcher.note_pins(facts for _, facts in self._registry.held())
+            self._dispatcher.note_pins(facts for _, facts in self._registry.held("device"))
             self._step = None
             await self._set_ready(True)
             await self._dispatcher.serve(stream, self._observe)

@@ -39,6 +39,8 @@ class Dispatcher:
         self._entries: dict[int, Entry] = {}
         self._queues = Queues()
         self._cancels: list[int] = []
+        #: Whether the queues changed since they were last looked at for prefetching.
+        self._changed = False
         #: Digests that the shard was told to prefetch and that still wait.
         self._prefetched: set[str] = set()
         #: Requests whose adapter is resolved once more, by id.
@@ -94,6 +96,7 @@ class Dispatcher:
         self._entries[entry.ask.request_id] = entry
         self._metrics.usage.begin(entry.ask.digest, entry.generation.adapter)
         self._queues.append(entry.ask)
+        self._changed = True
         self._wake.set()
 
     def cancel(self, request_id: int) -> None:
@@ -160,7 +163,7 @@ class Dispatcher:
         """Return what to send now, None if nothing; admissions count as running from here on."""
         now = self._clock()
         admitted = self._admit(now)
-        ahead = self._look_ahead(now)
+        ahead = self._look_ahead(now) if admitted or self._changed else []
         if not admitted and not self._cancels and not ahead:
             return None
         running = [request_id for request_id in self._cancels if request_id in self._entries]
@@ -169,6 +172,7 @@ class Dispatcher:
 
     def _look_ahead(self, now: float) -> list[str]:
         assert self._ledger is not None
+        self._changed = False
         self._prefetched = {d for d in self._prefetched if self._queues.waits_for(d)}
         if not len(self._queues):
             return []
@@ -249,6 +253,7 @@ class Dispatcher:
             del self._entries[request_id]
         else:
             self._queues.append(entry.ask)
+            self._changed = True
         self._wake.set()
 
     def _put_back(self, entry: Entry, now: float) -> None:

@@ -10,6 +10,7 @@ requests waiting and running, KV cache, `lora_requests_info` (adapters at work) 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from loralane_proto import shard_pb2 as pb
@@ -26,6 +27,8 @@ from loralane_router.usage import UsageRow
 
 #: Bytes of adapter names in one list.
 _NAMES_BYTES: Final = 16_000
+#: Bytes around a name in a series of its own.
+_SERIES_BYTES: Final = 64
 #: A longer name loses its middle in a label that is for people.
 _LABEL_CHARACTERS: Final = 96
 #: Lanes of the smallest adapter.
@@ -52,8 +55,9 @@ class Snapshot:
     work: Work
     #: Known adapters in each tier.
     tiers: Mapping[str, int]
-    #: (name, facts) of adapters in the device or host tier.
-    held: Iterable[tuple[str, AdapterFacts]]
+    #: (name, facts) of resident adapters, and of those in host memory: the latest first.
+    on_device: Sequence[tuple[str, AdapterFacts]]
+    on_host: Iterable[tuple[str, AdapterFacts]]
     usage: Sequence[UsageRow]
     #: Unix seconds.
     now: float
@@ -126,15 +130,14 @@ def _serving(model_name: str, capacity: pb.Capacity, work: Work) -> Iterator[Met
 
 
 def _adapters(model_name: str, capacity: pb.Capacity, snapshot: Snapshot) -> Iterator[Metric]:
-    held = list(snapshot.held)
-    resident = [facts for _, facts in held if facts.tier == "device"]
+    resident = [facts for _, facts in snapshot.on_device]
     most = most_resident(capacity.lanes_total, resident)
     work = snapshot.work
     labels = {
         "max_lora": most,
-        "running_lora_adapters": ",".join(_bounded(work.running_adapters)),
+        "running_lora_adapters": _joined(work.running_adapters),
         # Whose requests run is not waiting: pickers add the two up.
-        "waiting_lora_adapters": ",".join(_bounded(work.waiting_adapters - work.running_adapters)),
+        "waiting_lora_adapters": _joined(work.waiting_adapters - work.running_adapters),
     }
     yield _gauge("vllm:lora_requests_info", "Adapters at work; unix seconds", labels, snapshot.now)
     model = {"model_name": model_name}
@@ -142,19 +145,23 @@ def _adapters(model_name: str, capacity: pb.Capacity, snapshot: Snapshot) -> Ite
         "vllm:num_gpu_loaded_lora_adapters", "Adapters on the device", model, len(resident)
     )
     yield _gauge("vllm:max_gpu_lora_adapters", "Adapters that fit there", model, most)
-    yield _loaded(held)
+    yield _loaded(chain(snapshot.on_device, snapshot.on_host))
 
 
-def _loaded(held: Sequence[tuple[str, AdapterFacts]]) -> Metric:
+def _loaded(held: Iterable[tuple[str, AdapterFacts]]) -> Metric:
+    """One series a name: where two adapters had it, the first is meant."""
     text = "Adapters in memory; gpu = on the device"
     family = GaugeMetricFamily(
         "vllm:lora_adapter_loaded", text, labels=["adapter_name", "level", "pinned"]
     )
-    by_name = {name: facts for name, facts in reversed(held) if "\n" not in name}
-    first = sorted(by_name, key=lambda name: by_name[name].tier != "device")
-    for name in _bounded(first, extra=64):
-        facts = by_name[name]
-        family.add_metric([name, _LEVELS[facts.tier], str(facts.pinned).lower()], 1)
+    left, written = _NAMES_BYTES, set[str]()
+    for name, facts in held:
+        left -= len(name.encode()) + _SERIES_BYTES
+        if left < 0:
+            break
+        if name not in written:
+            family.add_metric([name, _LEVELS[facts.tier], str(facts.pinned).lower()], 1)
+            written.add(name)
     return family
 
 
@@ -164,14 +171,15 @@ def _gauge(name: str, text: str, labels: Mapping[str, object], value: float) -> 
     return family
 
 
-def _bounded(names: Iterable[str], extra: int = 0) -> Iterator[str]:
-    """Yield names while they fit, each with `extra` bytes around it; a set's in order."""
-    left = _NAMES_BYTES
-    for name in sorted(names) if isinstance(names, frozenset) else names:
-        left -= len(name.encode()) + 1 + extra
+def _joined(names: frozenset[str]) -> str:
+    """Return names, in order, as far as they fit."""
+    left, found = _NAMES_BYTES, []
+    for name in sorted(names):
+        left -= len(name.encode()) + 1
         if left < 0:
-            return
-        yield name
+            break
+        found.append(name)
+    return ",".join(found)
 
 
 def _short(name: str) -> str:

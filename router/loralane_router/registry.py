@@ -42,8 +42,8 @@ class Registry:
         self._called: dict[str, str] = {}
         #: Known adapters in each tier.
         self._tally: Counter[str] = Counter()
-        #: Digests of those in the device or host tier, the latest change last.
-        self._held: dict[str, None] = {}
+        #: Digests of those in memory, by tier, the latest change last.
+        self._held: dict[str, dict[str, None]] = {"device": {}, "host": {}}
         #: (name, digest) of every row in order; None after a change.
         self._rows: list[tuple[str, str]] | None = None
 
@@ -173,9 +173,9 @@ class Registry:
         """How many known adapters are in each tier."""
         return self._tally
 
-    def held(self) -> Iterator[tuple[str, AdapterFacts]]:
+    def held(self, tier: str) -> Iterator[tuple[str, AdapterFacts]]:
         """Yield (name, facts) of what is in the device or host tier, the latest change first."""
-        for digest in reversed(self._held):
+        for digest in reversed(self._held[tier]):
             facts = self._known[digest]
             yield self._called.get(digest, facts.reference), facts
 
@@ -190,8 +190,8 @@ class Registry:
         """Assert what must hold between calls."""
         assert all(digest == facts.digest for digest, facts in self._known.items())
         assert +self._tally == Counter(facts.tier for facts in self._known.values())
-        held = {d for d, facts in self._known.items() if facts.tier in ("device", "host")}
-        assert self._held.keys() == held
+        for tier, held in self._held.items():
+            assert held.keys() == {d for d, facts in self._known.items() if facts.tier == tier}
         assert self._called.keys() <= self._known.keys()
 
     def _merge_sent(self, merge: Merge) -> Merge:
@@ -250,17 +250,21 @@ class Registry:
         self._known[facts.digest] = facts
         self._tally[facts.tier] += 1
         if known is None or known.tier != facts.tier:
-            self._held.pop(facts.digest, None)
-            if facts.tier in ("device", "host"):
-                self._held[facts.digest] = None
+            self._let_go(facts.digest)
+            if facts.tier in self._held:
+                self._held[facts.tier][facts.digest] = None
 
     def _drop(self, digest: str) -> None:
         facts = self._known.pop(digest, None)
         if facts is not None:
             self._tally[facts.tier] -= 1
-            self._held.pop(digest, None)
+            self._let_go(digest)
             self._called.pop(digest, None)
             self._rows = None
+
+    def _let_go(self, digest: str) -> None:
+        for held in self._held.values():
+            held.pop(digest, None)
 
 
 def not_found(name: str) -> RequestError:

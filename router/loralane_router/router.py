@@ -208,7 +208,8 @@ class Router:
             capacity=self._dispatcher.capacity,
             work=self._dispatcher.work(),
             tiers=self._registry.tiers,
-            held=self._registry.held(),
+            on_device=tuple(self._registry.held("device")),
+            on_host=self._registry.held("host"),
             usage=self.metrics.usage.rows(),
             now=time.time(),
         )

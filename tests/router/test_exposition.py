@@ -20,7 +20,8 @@ def snapshot(**changes) -> Snapshot:
         "capacity": CAPACITY,
         "work": IDLE,
         "tiers": {},
-        "held": (),
+        "on_device": (),
+        "on_host": (),
         "usage": AdapterUsage().rows(),
         "now": 1_700_000_000.5,
     }
@@ -53,12 +54,10 @@ def test_adapters_at_work_are_one_series_whose_value_is_the_time():
 
 
 def test_adapters_in_memory_have_their_level_and_pin():
-    held = [
-        ("on-host", AdapterFacts("d1", tier="host", lanes=8)),
-        ("on-device", AdapterFacts("d2", tier="device", lanes=16, pinned=True)),
-    ]
+    on_host = [("on-host", AdapterFacts("d1", tier="host", lanes=8))]
+    on_device = [("on-device", AdapterFacts("d2", tier="device", lanes=16, pinned=True))]
 
-    shown = snapshot(held=held)
+    shown = snapshot(on_host=on_host, on_device=on_device)
 
     assert samples(shown, "vllm:lora_adapter_loaded") == [
         ({"adapter_name": "on-device", "level": "gpu", "pinned": "true"}, 1),
@@ -70,9 +69,10 @@ def test_adapters_in_memory_have_their_level_and_pin():
 
 
 def test_a_name_that_two_adapters_had_is_the_latest_ones():
-    held = [("x", AdapterFacts("new", tier="device")), ("x", AdapterFacts("old", tier="host"))]
+    on_device = [("x", AdapterFacts("new", tier="device"))]
+    on_host = [("x", AdapterFacts("old", tier="host"))]
 
-    found = samples(snapshot(held=held), "vllm:lora_adapter_loaded")
+    found = samples(snapshot(on_device=on_device, on_host=on_host), "vllm:lora_adapter_loaded")
 
     assert [labels["level"] for labels, _ in found] == ["gpu"]
 
@@ -119,7 +119,8 @@ def test_the_page_stays_small_whatever_the_names_are_and_however_many():
     held = [(f"{n}{long}", AdapterFacts(f"{n:064}", tier="device")) for n in range(10_000)]
     crowd = frozenset(f"{number}{long}" for number in range(1024))
 
-    text = page(snapshot(usage=usage.rows(), held=held, work=Work(32, 992, crowd, crowd)))
+    work = Work(32, 992, crowd, frozenset(f"w{name}" for name in crowd))
+    text = page(snapshot(usage=usage.rows(), on_device=held, work=work))
 
     assert len(text) <= 200_000
     assert text.count("vllm:lora_adapter_loaded{") > 10

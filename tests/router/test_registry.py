@@ -296,6 +296,29 @@ async def test_an_adapter_that_the_shard_forgot_by_itself_is_unloaded_all_the_sa
     assert router.adapter("mine") is None
 
 
+async def test_what_only_the_shard_knows_can_be_unloaded_too(start_shard, start_router):
+    shard = await start_shard({"two": {"increment": 2}})
+    router = await start_router(shard)
+    shard.adapters["three"] = replace(shard.adapters["two"], digest="by-another-router")
+
+    freed = await router.unload_adapter("three")
+
+    assert freed == (1000, 0)
+    assert "by-another-router" in shard.unloaded
+
+
+async def test_what_is_in_memory_goes_by_the_name_it_was_last_called(start_shard, start_router):
+    shard = await start_shard({name: {"increment": 2} for name in ("one", "two", "org/three")})
+    router = await start_router(shard)
+    await router.load_adapter("mine", "org/three", None)
+    await text(router, "two")
+
+    held = [name for name, _ in router._registry.held("device")]
+
+    assert held == ["two", "mine"]
+    router._registry.check()
+
+
 async def test_a_time_to_live_reaches_the_shard_only_if_it_is_given(start_shard, start_router):
     shard = await start_shard({"two": {"increment": 2}})
     router = await start_router(shard)
