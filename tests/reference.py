@@ -146,7 +146,9 @@ def save_adapter(model: PreTrainedModel, recipe: AdapterRecipe, folder: Path, se
         for name, weight in adapted.named_parameters():
             if "lora_A" in name:
                 weight.normal_(0, weight.shape[1] ** -0.5)
-            elif "lora_B" in name:
+            elif "lora_embedding_A" in name:
+                weight.normal_(0, 1)
+            elif "lora_B" in name or "lora_embedding_B" in name:
                 weight.normal_(0, 0.5 * weight.shape[1] ** -0.5)
     adapted.save_pretrained(folder)
     adapted.unload()

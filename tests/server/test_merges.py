@@ -11,6 +11,7 @@ from loralane_server.adapters.derived import Merge
 from loralane_server.adapters.merging import Recipe, recipe_of
 from loralane_server.assembly import Shard
 from loralane_server.config import ShardConfig
+from loralane_server.device.seam import ENDS
 from loralane_server.rows import Admission
 from peft import PeftModel
 from peft.utils import merge_utils
@@ -18,11 +19,15 @@ from peft.utils import merge_utils
 from tests import reference
 from tests.server.conftest import digest_of, make_family, running
 
+pytestmark = pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`")
+
 TOKENS = 32
 ADAPTERS = (
     reference.AdapterRecipe("all", 8, 16),
     reference.AdapterRecipe("qv", 8, 4, ("q_proj", "v_proj"), layers=(1, 2)),
     reference.AdapterRecipe("rs", 8, 4, rslora=True),
+    reference.AdapterRecipe("ends", 8, 12, ("v_proj", "embed_tokens", "lm_head")),
+    reference.AdapterRecipe("head", 8, 8, ("q_proj", "lm_head")),
     reference.AdapterRecipe("r4", 4, 8),
     reference.AdapterRecipe("r16", 16, 32, ("q_proj", "k_proj", "up_proj", "down_proj")),
     reference.AdapterRecipe("pattern", 16, 32, rank_pattern=(("q_proj", 3), ("down_proj", 24))),
@@ -51,6 +56,10 @@ MERGES = (
     asked("all rs", "dare_linear", 0.7, 0.7, density=0.6),
     asked("all qv rs", "dare_ties", 0.7, 2.0, 0.7, density=0.6),
     asked("all qv rs", "dare_ties", 0.7, 2.0, 0.7, density=0.6, sign="frequency"),
+    asked("ends head", "linear", 0.9, 0.4),
+    asked("ends head all", "ties", 0.8, -0.5, 0.6, density=0.5),
+    asked("ends head", "dare_ties", 0.8, 0.5, density=0.7),
+    asked("head ends r16", "cat", 0.8, 0.5, 0.2),
     asked("r4 r16", "cat", 0.8, 0.5),
     asked("r4 pattern r16", "cat", 0.8, -0.5, 0.3),
 )
@@ -108,18 +117,28 @@ def draw(adapted: PeftModel, recipe: Recipe, merge: Merge) -> None:
     combine = getattr(merge_utils, recipe.strategy)
     options = [recipe.density, *([recipe.majority_sign] if recipe.elects else [])]
     for path, linear in adapted.named_modules():
-        if "merged" not in getattr(linear, "lora_A", {}):
+        halves = loras(linear)
+        if "merged" not in halves["A"]:
             continue
-        layer, module = int(path.split(".layers.")[1].split(".")[0]), path.split(".")[-1]
+        layer = int(path.split(".layers.")[1].split(".")[0]) if ".layers." in path else ENDS
         numbered = enumerate(recipe.weights)
-        pairs = [(str(n), weight) for n, weight in numbered if str(n) in linear.lora_A]
+        pairs = [(str(n), weight) for n, weight in numbered if str(n) in halves["A"]]
         factors = torch.tensor([weight * linear.scaling[name] for name, weight in pairs])
         roots = factors.abs().sqrt()
         for half, weights in (("A", roots * factors.sign()), ("B", roots)):
-            loras = getattr(linear, f"lora_{half}")
-            torch.manual_seed(merge.seed(layer, module, half))
-            tensors = [loras[name].weight.data for name, _ in pairs]
-            loras["merged"].weight.data = combine(tensors, weights, *options)
+            torch.manual_seed(merge.seed(layer, path.split(".")[-1], half))
+            tensors = [halves[half][name].data for name, _ in pairs]
+            halves[half]["merged"].data = combine(tensors, weights, *options)
+
+
+def loras(module: Any) -> dict[str, dict[str, torch.nn.Parameter]]:
+    """A and B of each adapter of a linear or an embedding; none of other modules."""
+    found: dict[str, dict[str, torch.nn.Parameter]] = {}
+    for half in "AB":
+        linears = getattr(module, f"lora_{half}", {})
+        found[half] = {name: linears[name].weight for name in linears}
+        found[half] |= dict(getattr(module, f"lora_embedding_{half}", {}))
+    return found
 
 
 def test_merges_answer_as_peft_beside_their_members_and_the_base(world: World) -> None:

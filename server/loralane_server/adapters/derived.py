@@ -98,7 +98,7 @@ def _rank(recipe: Recipe, place: tuple[int, str], found: Sequence[tuple[int, str
 
 
 def _beyond_lora(index: AdapterIndex) -> str:
-    if index.tables:
+    if index.tables.replaced:
         return "it replaces rows of the embedding or the head"
     target = next(target for target in index.targets.values() if not target.is_plain)
     what = "DoRA's magnitudes" if target.magnitude else "biases"

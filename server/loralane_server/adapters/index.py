@@ -51,8 +51,12 @@ class AdapterIndex:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is pairs of A and B and nothing else, so that it can be merged with others."""
-        return not self.tables and all(target.is_plain for target in self.targets.values())
+        """Whether it is pairs of A and B and nothing else, so that it can be merged with others.
+
+        Copies of the base's tables count as nothing; that they are copies is seen when it is read.
+        """
+        plain = all(target.is_plain for target in self.targets.values())
+        return plain and not self.tables.replaced
 
 
 def build_index(

@@ -89,11 +89,19 @@ class Reader:
     def read_factors(
         self, index: AdapterIndex, open_file: OpenFile, layer: int
     ) -> dict[str, Factors]:
-        """Read this layer's targets as trained, in float32, by module name; tables are left out.
+        """Read this layer's targets as trained, in float32, by module name.
 
-        Raises as `read_layer`, but does not look for what is not finite.
+        Raises as `read_layer`, but does not look for what is not finite. `AdapterIncompatible` also
+        where there is more than factors: tables that are not the base's own.
         """
         factors = self._factors(index, open_file, layer)
+        if layer == ENDS and index.tables:
+            files = TableFiles(open_file, self._reads, self._dtype, self._base)
+            tables, _ = files.read(index.tables, factors)
+            if tables:
+                raise AdapterIncompatible(
+                    f"{index.reference} brings its own {', '.join(tables)}, so it is more than LoRA"
+                )
         return {module: own.in_float32() for module, own in factors.items()}
 
     def serve(
