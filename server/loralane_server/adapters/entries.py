@@ -54,7 +54,8 @@ class FromFiles:
 class Derived:
     """An adapter that is computed from others."""
 
-    read_layer: ReadLayer
+    #: Opens the others; called once a load, on a worker, and may wait.
+    opened: Callable[[], ReadLayer]
     #: Digests of those that it is made of; they stay known as long as it is.
     members: tuple[str, ...]
 

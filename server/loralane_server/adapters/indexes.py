@@ -4,12 +4,12 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
-from loralane_server.adapters.entries import AdapterSummary, FromFiles
+from loralane_server.adapters.entries import AdapterFiles, AdapterSummary, Derived, Entry, FromFiles
 from loralane_server.adapters.files import Reads, read_header, read_whole
 from loralane_server.adapters.index import AdapterIndex, build_index
 from loralane_server.adapters.located import Located
 from loralane_server.adapters.spec import CONFIG_FILE, MAX_CONFIG_BYTES, BaseShape, parse_spec
-from loralane_server.errors import AdapterCorrupt
+from loralane_server.errors import AdapterCorrupt, AdapterIncompatible
 
 #: Targets of all the indexes that are kept, a kilobyte each.
 MAX_TARGETS: Final = 2048
@@ -47,15 +47,30 @@ class Indexes:
             while self._targets > self._max_targets and len(self._kept) > 1:
                 self._targets -= len(self._kept.popitem(last=False)[1].targets)
 
-    def of(self, summary: AdapterSummary, origin: FromFiles) -> AdapterIndex:
-        """Return the index of an adapter that was resolved, reading config and headers if needed.
+    def files_of(self, entry: Entry) -> AdapterFiles:
+        """Return the index of an adapter that was resolved, and the way to its bytes.
 
-        May be slow: on the hub it downloads.
+        Reads config and headers if needed, and may be slow: on the hub it downloads.
 
         Raises:
             AdapterCorrupt: the files are no longer those which were resolved.
+            AdapterIncompatible: it is a merge, which has no files.
             AdapterNotFound, SourceUnavailable: as `open_file` and the disk.
         """
+        if isinstance(entry.origin, Derived):
+            raise AdapterIncompatible(
+                f"{entry.summary.reference} is a merge, and merges cannot be merged"
+            )
+        return AdapterFiles(self._of(entry.summary, entry.origin), entry.origin.open_file)
+
+    def check(self) -> None:
+        """Assert what must hold between calls."""
+        with self._lock:
+            assert self._targets == sum(len(index.targets) for index in self._kept.values())
+            assert self._targets <= self._max_targets or len(self._kept) == 1
+            assert all(digest == index.digest for digest, index in self._kept.items())
+
+    def _of(self, summary: AdapterSummary, origin: FromFiles) -> AdapterIndex:
         with self._lock:
             index = self._kept.get(summary.digest)
             if index is not None:
@@ -66,13 +81,6 @@ class Indexes:
             raise AdapterCorrupt("the adapter has changed since it was resolved; request it again")
         self.keep(index)
         return index
-
-    def check(self) -> None:
-        """Assert what must hold between calls."""
-        with self._lock:
-            assert self._targets == sum(len(index.targets) for index in self._kept.values())
-            assert self._targets <= self._max_targets or len(self._kept) == 1
-            assert all(digest == index.digest for digest, index in self._kept.items())
 
     def _located(self, reference: str, origin: FromFiles) -> Located:
         """Find it again where it was found."""

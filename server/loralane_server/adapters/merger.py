@@ -16,6 +16,7 @@ from loralane_server.adapters.entries import (
     AdapterSummary,
     Derived,
     Entry,
+    ReadLayer,
     is_on_disk,
 )
 from loralane_server.adapters.factors import Factors, served
@@ -69,12 +70,14 @@ class Merger:
     def _make(self, asked: Merge) -> AdapterSummary:
         indexes = [self._files_of(member).index for member in asked.members]
         summary = summary_of_merge(asked, indexes, self._max_rank)
-        origin = Derived(partial(self._read_layer, asked), asked.members)
+        origin = Derived(partial(self._opened, asked), asked.members)
         return self._catalogue.add(Entry(summary, origin))
 
-    def _read_layer(self, asked: Merge, layer: int) -> LayerTensors:
+    def _opened(self, asked: Merge) -> ReadLayer:
+        return partial(self._read_layer, asked, [self._files_of(name) for name in asked.members])
+
+    def _read_layer(self, asked: Merge, files: Sequence[AdapterFiles], layer: int) -> LayerTensors:
         began = time.perf_counter()
-        files = [self._files_of(member) for member in asked.members]
         members = [self._factors(own, layer) for own in files]
         read = time.perf_counter()
         merged: dict[str, Factors] = {}

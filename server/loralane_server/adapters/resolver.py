@@ -6,7 +6,7 @@ Config and headers only, never a tensor byte.
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Final
@@ -22,10 +22,9 @@ from loralane_server.adapters.entries import (
 )
 from loralane_server.adapters.flights import Flights, failed
 from loralane_server.adapters.hints import oddities
-from loralane_server.adapters.index import AdapterIndex
 from loralane_server.adapters.indexes import Indexes
 from loralane_server.adapters.local_source import LocalPlace
-from loralane_server.adapters.located import Located
+from loralane_server.adapters.reader import Reader
 from loralane_server.adapters.sources import Place, Sources
 from loralane_server.adapters.workers import Workers
 from loralane_server.errors import (
@@ -54,8 +53,8 @@ class Validation:
 class Resolver:
     """Asks the sources, each question once at a time, and keeps the catalogue.
 
-    `base_name` is what the base is called, to tell adapters of another. `is_on_host` says whether
-    all of an adapter is in memory. `read_all` reads every layer and drops it.
+    `base_name` is what the base is called, to tell adapters of another. `layers` are what a load
+    reads. `is_on_host` says whether all of an adapter is in memory.
     """
 
     def __init__(
@@ -64,18 +63,20 @@ class Resolver:
         catalogue: Catalogue,
         indexes: Indexes,
         workers: Workers,
+        reader: Reader,
         *,
         base_name: str,
+        layers: Sequence[int],
         is_on_host: Callable[[str], bool],
-        read_all: Callable[[AdapterIndex, Located], None],
     ) -> None:
         self._sources = sources
         self._catalogue = catalogue
         self._indexes = indexes
         self._workers = workers
+        self._reader = reader
         self._base_name = base_name
+        self._layers = layers
         self._is_on_host = is_on_host
-        self._read_all = read_all
         self._resolving: Flights[AdapterSummary] = Flights()
         self._validating: Flights[Validation] = Flights()
         #: Makes token hashes meaningless outside this process.
@@ -159,8 +160,8 @@ class Resolver:
     ) -> Validation:
         located = self._sources.locate(reference, place, token)
         index = self._indexes.build(located)
-        if tensors:
-            self._read_all(index, located)
+        for layer in self._layers if tensors else ():
+            self._reader.read_layer(index, located.open_file, layer)
         notes = oddities(located.config, index, self._base_name)
         return Validation(summary_of(index, located.kind), tuple(notes))
 

@@ -28,10 +28,8 @@ from loralane_server.adapters.entries import (
 from loralane_server.adapters.files import Reads
 from loralane_server.adapters.host_cache import HostCache
 from loralane_server.adapters.hub_source import HubSettings
-from loralane_server.adapters.index import AdapterIndex
 from loralane_server.adapters.indexes import Indexes
 from loralane_server.adapters.loads import Loads
-from loralane_server.adapters.located import Located
 from loralane_server.adapters.merger import Merger
 from loralane_server.adapters.reader import Reader
 from loralane_server.adapters.references import AdapterRoot
@@ -41,7 +39,6 @@ from loralane_server.adapters.sources import Sources
 from loralane_server.adapters.spec import MAX_RANK, BaseShape
 from loralane_server.adapters.workers import Workers
 from loralane_server.device.seam import ENDS
-from loralane_server.errors import AdapterIncompatible
 from loralane_server.model.base_weights import BaseWeights
 
 Tier = Literal["remote", "disk", "host"]
@@ -90,9 +87,10 @@ class AdapterStore:
             self._catalogue,
             self._indexes,
             self._workers,
+            self._reader,
             base_name=base_name,
+            layers=self._layers,
             is_on_host=self._is_on_host,
-            read_all=self._read_all,
         )
         self._merger = Merger(self._reader, self._catalogue, self._workers, self.files_of, max_rank)
         #: Makes pinning and unloading one act each.
@@ -136,12 +134,7 @@ class AdapterStore:
             AdapterIncompatible: it is a merge, which has no files.
             SourceUnavailable: the hub or the disk does not answer.
         """
-        entry = self._catalogue.get(digest)
-        if isinstance(entry.origin, Derived):
-            raise AdapterIncompatible(
-                f"{entry.summary.reference} is a merge, and merges cannot be merged"
-            )
-        return AdapterFiles(self._indexes.of(entry.summary, entry.origin), entry.origin.open_file)
+        return self._indexes.files_of(self._catalogue.get(digest))
 
     def summary(self, digest: str) -> AdapterSummary:
         """What is known of an adapter; raises `AdapterNotFound` if it was never resolved.
@@ -149,8 +142,6 @@ class AdapterStore:
         An adapter that was unloaded stays known for a while, though it is not listed.
         """
         return self._catalogue.get(digest).summary
-
-    index = summary
 
     def is_listed(self, digest: str) -> bool:
         """Whether the adapter is known and was not unloaded since."""
@@ -167,10 +158,12 @@ class AdapterStore:
         Raises:
             AdapterNotFound: the digest was never resolved.
         """
-        entry = self._catalogue.show(digest)
-        return self._loads.join(
+        entry = self._catalogue.get(digest)
+        done = self._loads.join(
             digest, on_layer, self._for_load(entry), partial(self._opened, entry)
         )
+        self._catalogue.show(digest)  # now that an unload would see that it is wanted
+        return done
 
     def prefetch(self, digest: str) -> None:
         """Read an adapter into the host cache, soon and behind all that somebody waits for.
@@ -247,15 +240,11 @@ class AdapterStore:
             return self._workers.memory
         return self._workers.downloads if self._tier(entry) == "remote" else self._workers.disk
 
-    def _read_all(self, index: AdapterIndex, located: Located) -> None:
-        for layer in self._layers:
-            self._reader.read_layer(index, located.open_file, layer)
-
     def _opened(self, entry: Entry) -> ReadLayer:
         if isinstance(entry.origin, Derived):
-            return entry.origin.read_layer
-        index = self._indexes.of(entry.summary, entry.origin)
-        return partial(self._reader.read_layer, index, entry.origin.open_file)
+            return entry.origin.opened()
+        files = self._indexes.files_of(entry)
+        return partial(self._reader.read_layer, files.index, files.open_file)
 
     def _tier(self, entry: Entry) -> Tier:
         if self._is_on_host(entry.summary.digest):

@@ -35,7 +35,7 @@ class World:
 def entry(digest: str, members: tuple[str, ...] | None = None) -> Entry:
     summary = AdapterSummary(digest, f"org/{digest}", "local", 4, 100, 2, ("q_proj", "v_proj"))
     if members is not None:
-        return Entry(summary, Derived(lambda layer: LayerTensors(layer, {}, 0), members))
+        return Entry(summary, Derived(lambda: lambda layer: LayerTensors(layer, {}, 0), members))
     origin = FromFiles("local", (), Path, lambda: True, (WEIGHTS_FILE,))
     return Entry(summary, origin)
 
