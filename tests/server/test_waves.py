@@ -96,6 +96,7 @@ def test_tokens_are_the_same_when_every_layer_is_computed_as_it_comes(
 @pytest.mark.parametrize("kind", WILD)
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`:UserWarning")
 @pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed:Warning")
+@pytest.mark.filterwarnings("ignore:Adapter 'default'.*invalid shape:Warning")
 def test_what_is_not_in_lanes_arrives_in_time_too(kind: str, tmp_path: Path) -> None:
     model = reference.random_model(reference.FAMILIES["llama"])
     reference.save_model(model, tmp_path / "model")
