@@ -14,6 +14,7 @@ from hypothesis import settings as fuzz
 from loralane_server.adapters.files import Reads
 from loralane_server.adapters.index import AdapterIndex, build_index
 from loralane_server.adapters.local_source import LocalPlace, LocalSource
+from loralane_server.adapters.reader import LayerTensors
 from loralane_server.adapters.references import AdapterRoot
 from loralane_server.adapters.spec import MAX_RANK, BaseShape, block_of, parse_spec
 from loralane_server.adapters.store import AdapterStore
@@ -125,3 +126,10 @@ def store_at(*roots: AdapterRoot, **settings: Any) -> AdapterStore:
     """A store for `BASE` with room for everything."""
     defaults: dict[str, Any] = {"dtype": torch.float32, "host_cache_bytes": 1 << 30}
     return AdapterStore(BASE, roots=roots, **defaults | settings)
+
+
+def load(store: AdapterStore, digest: str) -> list[LayerTensors]:
+    """Load an adapter and return its layers, the ends first."""
+    layers: list[LayerTensors] = []
+    store.load(digest, layers.append).result()
+    return layers

@@ -8,18 +8,10 @@ import pytest
 from loralane_server.adapters.downloads import Downloads, Expected, Pace, disk_errors
 from loralane_server.errors import AdapterCorrupt, AdapterNotFound, SourceUnavailable
 
+from tests.server.adapters.clock import Clock
+
 BYTES = bytes(range(256)) * 64
 RIGHT = Expected("weights", len(BYTES), f"sha256:{hashlib.sha256(BYTES).hexdigest()}")
-
-
-class Clock:
-    """Tells the time that it was set to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Source:
@@ -46,11 +38,6 @@ class Source:
 
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -17,15 +17,7 @@ from loralane_server.errors import (
     SourceUnavailable,
 )
 
-
-class Clock:
-    """Tells the time that it was set to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.server.adapters.clock import Clock
 
 
 def waits(clock: Clock, refusals: Refusals, make: Callable[[], ShardError], n: int) -> list[float]:
