@@ -62,7 +62,9 @@ class Place:
 
 def place_of(name: str, base: BaseShape) -> Place | None:
     """Return the place that a tensor's name stands for; None where this base has no such place."""
-    segments = [segment for segment in name.split(".") if segment not in _WRAPPERS]
+    segments = name.split(".")
+    if not _WRAPPERS.isdisjoint(segments):
+        segments = [segment for segment in segments if segment not in _WRAPPERS]
     start = 0
     while start < len(segments) and segments[start] in _ROOTS:
         start += 1
