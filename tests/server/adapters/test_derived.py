@@ -141,6 +141,34 @@ def test_a_replaced_member_makes_another_merge_and_the_old_one_stays_itself(root
     torch.testing.assert_close(b[4:], half(0, "q_proj", "B", (64, 4), 7).T * SCALE * 0.5)
 
 
+def test_a_merge_can_be_loaded_when_its_members_were_unloaded(root):
+    store = store_at(root)
+    members = digests(store, "a", "b")
+    made = store.merge(merge(members)).result()
+    before = layers(store, made.digest)[1].targets["q_proj"]
+    for digest in (*members, made.digest):
+        store.unload(digest)
+
+    after = layers(store, made.digest)[1].targets["q_proj"]
+
+    assert store.tier(made.digest) == "host"
+    assert [each.digest for each in store.list()[0]] == [made.digest]
+    assert torch.equal(before.a, after.a)
+    assert torch.equal(before.b, after.b)
+    store.check()
+
+
+def test_a_merge_is_read_once_for_all_who_want_it(root):
+    store = store_at(root)
+    made = store.merge(merge(digests(store, "a", "b"))).result()
+
+    loads = [store.load(made.digest, lambda tensors: None) for _ in range(16)]
+    for load in loads:
+        load.result()
+
+    assert store.bytes_read == made.bytes
+
+
 def test_cat_lays_members_side_by_side_with_weight_and_scale_in_b(root):
     store = store_at(root)
     made = store.merge(merge(digests(store, "a", "wide"), "cat", 0.5, -3.0)).result()
@@ -305,6 +333,34 @@ def test_adapters_that_are_more_than_lora_are_refused_by_name(root, config, extr
     assert isinstance(error, AdapterIncompatible)
     assert "more cannot be merged" in error.message
     assert why in error.message
+
+
+def test_an_adapter_that_replaces_a_table_is_refused_by_name(root):
+    head = {"base_model.model.lm_head.weight": ("F32", (260, 64), bytes(260 * 64 * 4))}
+    write(root / "table", adapter_files(lora() | head, modules_to_save=["lm_head"]))
+    store = store_at(root)
+
+    error = failure(store, merge(digests(store, "a", "table")))
+
+    assert isinstance(error, AdapterIncompatible)
+    assert "table cannot be merged: it replaces rows of the embedding or the head" in error.message
+
+
+def test_a_table_beside_lora_that_is_not_the_bases_own_fails_the_load(root):
+    head = {
+        f"base_model.model.lm_head.{name}": ("F32", shape, values(name, shape).tobytes())
+        for name, shape in (
+            ("lora_A.weight", (4, 64)),
+            ("lora_B.weight", (260, 4)),
+            ("base_layer.weight", (260, 64)),
+        )
+    }
+    write(root / "table", adapter_files(lora() | head, target_modules=["q_proj", "lm_head"]))
+    store = store_at(root)
+    made = store.merge(merge(digests(store, "a", "table"))).result()
+
+    with pytest.raises(AdapterIncompatible, match="table brings its own lm_head"):
+        layers(store, made.digest)
 
 
 def test_a_member_that_was_never_resolved_is_not_found(root):
