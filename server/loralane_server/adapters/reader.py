@@ -3,6 +3,7 @@
 Masks multiply, and 0 x NaN would poison every row of a batch, so nothing that is not finite passes.
 """
 
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,8 @@ class Reader:
         self._dtype = dtype
         self._reads = reads
         self._base = base
+        #: Casting computes: of many loads at once, one takes a core from the steps, not all.
+        self._casting = threading.Lock()
 
     def read_layer(self, index: AdapterIndex, open_file: OpenFile, layer: int) -> LayerTensors:
         """Read exactly this layer's tensors; a layer without targets reads nothing.
@@ -81,8 +84,10 @@ class Reader:
             files = TableFiles(opening, self._reads, self._dtype, self._base)
             tables, factors = files.read(index.tables, factors)
         read = time.perf_counter()
-        served_layer = self.serve(layer, factors, tables)
-        cast_ms = (time.perf_counter() - read) * 1e3
+        with self._casting:
+            began_casting = time.perf_counter()
+            served_layer = self.serve(layer, factors, tables)
+            cast_ms = (time.perf_counter() - began_casting) * 1e3
         read_ms = (read - began) * 1e3 - opening.ms
         return replace(served_layer, times=ReadTimes(opening.ms, read_ms, cast_ms))
 

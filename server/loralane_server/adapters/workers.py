@@ -1,4 +1,4 @@
-"""The threads of the adapter store, by what they wait for.
+"""The threads of the adapter store, by what they wait for. All give way to the running steps.
 
 A load waits for its own adapter only: what is in memory never queues behind a disk, a disk never
 behind a download, a look never behind a download, and nothing that a request waits for behind what
@@ -7,11 +7,11 @@ is only read ahead.
 
 from concurrent.futures import ThreadPoolExecutor
 
-from loralane_server.device.threads import use_threads
+from loralane_server.device.threads import stand_back
 
 
 class Workers:
-    """The threads that look for adapters and read them; each computes with one thread alone."""
+    """The threads that look for adapters and read them; each computes alone and gives way."""
 
     def __init__(self) -> None:
         #: Folders: resolving and reading.
@@ -34,4 +34,4 @@ class Workers:
 
 
 def _executor(threads: int, name: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, f"adapters-{name}", use_threads, (1,))
+    return ThreadPoolExecutor(threads, f"adapters-{name}", stand_back)
