@@ -19,7 +19,7 @@ T = TypeVar("T")
 async def preload(
     engine: "Engine[Any]", store: AdapterStore, names: Sequence[str], pinned: Sequence[str]
 ) -> None:
-    """Load adapters by alias or reference, with the shard's own login; keep those of `pinned`.
+    """Load adapters by alias or reference, as a caller without a token; keep those of `pinned`.
 
     Raises `ShardError` naming the adapter that cannot be had, or the lanes that all of them need.
     """
