@@ -17,7 +17,7 @@ from peft import PeftModel
 from peft.utils import merge_utils
 
 from tests import reference
-from tests.server.conftest import digest_of, make_family, running
+from tests.server.conftest import digest_of, running
 
 pytestmark = pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`")
 
@@ -36,7 +36,7 @@ ADAPTERS = (
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request says, and how far the answers may be told apart: each must be another."""
+    """What a request says."""
 
     members: tuple[str, ...]
     recipe: Recipe
@@ -65,11 +65,29 @@ MERGES = (
 )
 
 
+#: Of a base whose checkpoint fuses linears, and its adapters with it.
+FUSED_ADAPTERS = (
+    reference.AdapterRecipe("all", 8, 16, ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
+    reference.AdapterRecipe("qkv", 8, 8, ("qkv_proj",)),
+    reference.AdapterRecipe("rs", 8, 4, ("qkv_proj", "gate_up_proj"), rslora=True),
+    reference.AdapterRecipe("r4", 4, 8, ("qkv_proj", "gate_up_proj")),
+)
+FUSED_MERGES = (
+    asked("all qkv", "linear", 0.5, -0.8),
+    asked("all qkv rs", "ties", 0.7, -2.0, 0.5, density=0.4),
+    asked("all rs", "dare_linear", 0.6, 0.6, density=0.6),
+    asked("all qkv rs", "dare_ties", 0.7, 2.0, 0.7, density=0.5, sign="frequency"),
+    asked("all r4", "cat", 0.7, 0.5),
+)
+
+
 @dataclass(frozen=True)
 class World:
     folder: Path
     model: Any
     prompts: list[list[int]]
+    adapters: tuple[str, ...]
+    merges: tuple[Asked, ...]
 
     @property
     def config(self) -> ShardConfig:
@@ -83,12 +101,19 @@ class World:
         )
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = make_family("llama", tmp_path_factory.mktemp("merges"), ADAPTERS)
+@pytest.fixture(scope="module", params=["llama", "phi3"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    split = request.param == "llama"
+    folder = tmp_path_factory.mktemp("merges")
+    model: Any = reference.random_model(reference.FAMILIES["llama"] if split else reference.PHI3)
+    reference.save_model(model, folder / "model")
+    recipes = ADAPTERS if split else FUSED_ADAPTERS
+    for seed, recipe in enumerate(recipes):
+        reference.save_adapter(model, recipe, folder / "adapters" / recipe.name, seed=seed)
     rng = random.Random(11)
     prompts = [[rng.randrange(256) for _ in range(19)] for _ in range(2)]
-    return World(folder, reference.random_model(reference.FAMILIES["llama"]), prompts)
+    names = tuple(recipe.name for recipe in recipes)
+    return World(folder, model, prompts, names, MERGES if split else FUSED_MERGES)
 
 
 def merge_of(shard: Shard, request: Asked) -> Merge:
@@ -144,8 +169,8 @@ def loras(module: Any) -> dict[str, dict[str, torch.nn.Parameter]]:
 def test_merges_answer_as_peft_beside_their_members_and_the_base(world: World) -> None:
     with running(world.config) as listener:
         store = listener.shard.store
-        merges = [merge_of(listener.shard, request) for request in MERGES]
-        digests = ["", *(digest_of(listener.shard, recipe.name) for recipe in ADAPTERS)]
+        merges = [merge_of(listener.shard, request) for request in world.merges]
+        digests = ["", *(digest_of(listener.shard, name) for name in world.adapters)]
         digests += [store.merge(merge).result().digest for merge in merges]
         batch = [(digest, prompt) for digest in digests for prompt in world.prompts]
         random.Random(3).shuffle(batch)
@@ -157,9 +182,9 @@ def test_merges_answer_as_peft_beside_their_members_and_the_base(world: World) -
             produced |= {(d, tuple(p)): t for (d, p), t in zip(part, tokens, strict=True)}
         store.check()
 
-    folders = [None, *(world.folder / "adapters" / recipe.name for recipe in ADAPTERS)]
+    folders = [None, *(world.folder / "adapters" / name for name in world.adapters)]
     expected = [reference.greedy(world.model, f, world.prompts, TOKENS) for f in folders]
-    expected += [by_peft(world, *pair) for pair in zip(MERGES, merges, strict=True)]
+    expected += [by_peft(world, *pair) for pair in zip(world.merges, merges, strict=True)]
     # Merges that answer like another adapter, or repeat one token, would prove nothing.
     flat = [tuple(answer) for answers in expected for answer in answers]
     assert len(set(flat)) == len(flat)
