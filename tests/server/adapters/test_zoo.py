@@ -553,6 +553,25 @@ def test_an_index_says_what_the_ends_hold(tmp_path: Path) -> None:
     assert not index.is_plain
 
 
+@pytest.mark.parametrize(
+    ("tensor", "fields"),
+    [
+        ("lora_B.bias", {"lora_bias": True}),
+        ("lora_magnitude_vector", {"use_dora": True}),
+        ("base_layer.bias", {"bias": "lora_only"}),
+    ],
+)
+def test_an_adapter_with_more_than_a_and_b_is_not_plain(
+    tensor: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    tensors = lora(["q_proj"], [0]) | zeros(f"{ROOT}.{tensor}", 64)
+
+    index = resolve(tmp_path, adapter_files(tensors, **fields), base=BIASED)
+
+    assert not index.is_plain
+    assert len(index.targets) == 1
+
+
 def test_an_adapter_without_lora_still_has_a_rank_for_its_lane(tmp_path: Path) -> None:
     index = resolve(
         tmp_path,
