@@ -4,11 +4,13 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
+from loralane_server.adapters.base_shape import BaseShape
 from loralane_server.adapters.entries import AdapterFiles, AdapterSummary, Derived, Entry, FromFiles
+from loralane_server.adapters.fields import CONFIG_FILE, MAX_CONFIG_BYTES
 from loralane_server.adapters.files import Reads, read_header, read_whole
 from loralane_server.adapters.index import AdapterIndex, build_index
 from loralane_server.adapters.located import Located
-from loralane_server.adapters.spec import CONFIG_FILE, MAX_CONFIG_BYTES, BaseShape, parse_spec
+from loralane_server.adapters.spec import parse_spec
 from loralane_server.errors import AdapterCorrupt, AdapterIncompatible
 
 #: Targets of all the indexes that are kept, a kilobyte each.

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from loralane_server.adapters.fields import CONFIG_FILE, MAX_CONFIG_BYTES
 from loralane_server.adapters.files import (
     Reads,
     StatIdentity,
@@ -20,7 +21,6 @@ from loralane_server.adapters.located import (
     no_weights,
     parse_shards,
 )
-from loralane_server.adapters.spec import CONFIG_FILE, MAX_CONFIG_BYTES
 from loralane_server.errors import AdapterCorrupt, AdapterNotFound
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from loralane_server.adapters.downloads import Expected
+from loralane_server.adapters.fields import CONFIG_FILE, MAX_CONFIG_BYTES
 from loralane_server.adapters.files import (
     Reads,
     StatIdentity,
@@ -27,7 +28,6 @@ from loralane_server.adapters.located import (
     no_weights,
     parse_shards,
 )
-from loralane_server.adapters.spec import CONFIG_FILE, MAX_CONFIG_BYTES
 from loralane_server.errors import AdapterCorrupt, AdapterNotFound, SourceUnavailable
 
 #: For one request about metadata, from its start to its last byte.

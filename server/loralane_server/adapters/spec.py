@@ -14,26 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar, cast
 
 from loralane_server.adapters import fields
-from loralane_server.adapters.base_shape import EMBED, HEAD, MODULES, BaseShape, block_of
-from loralane_server.adapters.base_shape import module_name as module_name
-from loralane_server.adapters.fields import CONFIG_FILE, MAX_CONFIG_BYTES, show
+from loralane_server.adapters.base_shape import EMBED, HEAD, module_name
+from loralane_server.adapters.fields import CONFIG_FILE, show
 from loralane_server.adapters.patterns import Pattern, PatternError, compile_key
 from loralane_server.device.seam import ENDS
 from loralane_server.errors import AdapterIncompatible
-
-__all__ = [
-    "CONFIG_FILE",
-    "IMPLEMENTED",
-    "MAX_CONFIG_BYTES",
-    "MAX_RANK",
-    "MODULES",
-    "WITHOUT_EFFECT",
-    "AdapterSpec",
-    "BaseShape",
-    "block_of",
-    "module_name",
-    "parse_spec",
-]
 
 #: The largest rank that is served; checked where the tensors are known (`targets`).
 MAX_RANK: Final = 256

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import torch
 
+from loralane_server.adapters.base_shape import BaseShape
 from loralane_server.adapters.broadcast import OnLayer
 from loralane_server.adapters.catalogue import Catalogue
 from loralane_server.adapters.derived import Merge
@@ -36,7 +37,7 @@ from loralane_server.adapters.references import AdapterRoot
 from loralane_server.adapters.resolver import Resolver, Validation
 from loralane_server.adapters.s3_source import S3Settings
 from loralane_server.adapters.sources import Sources
-from loralane_server.adapters.spec import MAX_RANK, BaseShape
+from loralane_server.adapters.spec import MAX_RANK
 from loralane_server.adapters.workers import Workers
 from loralane_server.device.seam import ENDS
 from loralane_server.model.base_weights import BaseWeights

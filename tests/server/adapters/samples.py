@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck
 from hypothesis import settings as fuzz
+from loralane_server.adapters.base_shape import BaseShape, block_of
 from loralane_server.adapters.files import Reads
 from loralane_server.adapters.index import AdapterIndex, build_index
 from loralane_server.adapters.local_source import LocalPlace, LocalSource
 from loralane_server.adapters.reader import LayerTensors
 from loralane_server.adapters.references import AdapterRoot
-from loralane_server.adapters.spec import MAX_RANK, BaseShape, block_of, parse_spec
+from loralane_server.adapters.spec import MAX_RANK, parse_spec
 from loralane_server.adapters.store import AdapterStore
 
 BASE = BaseShape(

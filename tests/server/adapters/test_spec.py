@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loralane_server.adapters.base_shape import module_name
 from loralane_server.adapters.spec import (
     IMPLEMENTED,
     WITHOUT_EFFECT,
     AdapterSpec,
-    module_name,
     parse_spec,
 )
 from loralane_server.errors import (

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loralane_server.adapters.base_shape import BaseShape
 from loralane_server.adapters.headers import FileHeader, TensorRef
 from loralane_server.adapters.index import AdapterIndex, build_index
 from loralane_server.adapters.located import Located
-from loralane_server.adapters.spec import MAX_RANK, BaseShape, parse_spec
+from loralane_server.adapters.spec import MAX_RANK, parse_spec
 from loralane_server.device.seam import ENDS
 from loralane_server.errors import (
     AdapterCorrupt,
