@@ -93,6 +93,25 @@ def test_dropping_frees_even_what_is_pinned() -> None:
     cache.check()
 
 
+def test_what_is_held_or_pinned_is_named() -> None:
+    cache = filled("a", "b")
+    cache.pin("b", True)
+    cache.pin("c", True)
+
+    assert cache.digests == {"a", "b"}
+    assert cache.pinned == {"b", "c"}
+    assert [cache.is_held(digest) for digest in "abcd"] == [True, True, True, False]
+
+
+def test_an_adapter_could_be_held_beside_those_that_are_pinned() -> None:
+    cache = filled("a", "b", capacity=40)
+    cache.pin("b", True)
+
+    assert cache.could_hold("c", 20)
+    assert not cache.could_hold("c", 21)
+    assert cache.could_hold("b", 40)
+
+
 OPERATIONS = st.tuples(
     st.sampled_from(["put", "get", "drop", "pin", "unpin"]),
     st.sampled_from("abc"),
