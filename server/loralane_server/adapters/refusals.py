@@ -25,20 +25,26 @@ MAX_RETRY_AFTER_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """How long to wait after the first refusal in a row, and at most; it doubles in between."""
+    """How long to wait after the first refusal in a row, and at most; it doubles in between.
+
+    The first `free` refusals cost no wait: what failed once may be well again at once.
+    """
 
     first_s: float
     most_s: float
+    free: int = 0
 
     def wait_s(self, times: int) -> float:
         """The wait after so many refusals in a row, 1 or more."""
-        return min(self.most_s, self.first_s * 2.0 ** min(times - 1, 30))
+        if times <= self.free:
+            return 0.0
+        return min(self.most_s, self.first_s * 2.0 ** min(times - self.free - 1, 30))
 
 
 #: Missing, forbidden, unusable: the answer changes only if somebody changes the adapter.
 REFUSED: Final = BackOff(1.0, 30.0)
 #: The source is busy or away; what it says itself (`Retry-After`) comes first.
-UNAVAILABLE: Final = BackOff(0.5, 30.0)
+UNAVAILABLE: Final = BackOff(0.5, 30.0, free=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,7 @@ class Refusals:
             if len(self._known) > _MAX_KEYS:
                 self._known.popitem(last=False)
         if isinstance(error, SourceUnavailable):
-            error.retry_after_ms = ceil(wait_s * 1000)
+            error.retry_after_ms = ceil((wait_s or UNAVAILABLE.first_s) * 1000)
 
     def succeeded(self, key: Hashable) -> None:
         """Forget a key: it was answered."""

@@ -51,12 +51,12 @@ def test_what_is_refused_is_not_asked_for_again_for_a_second_that_doubles_to_thi
     assert found == [1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_a_source_that_is_away_is_asked_again_after_half_a_second_that_doubles() -> None:
+def test_a_source_that_is_away_is_asked_again_once_then_after_half_a_second_that_doubles() -> None:
     clock = Clock()
 
-    found = waits(clock, Refusals(clock), lambda: SourceUnavailable("away"), 8)
+    found = waits(clock, Refusals(clock), lambda: SourceUnavailable("away"), 9)
 
-    assert found == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert found == [0, 0.5, 1, 2, 4, 8, 16, 30, 30]
 
 
 def test_a_source_that_says_when_is_asked_then_but_not_after_an_age() -> None:
