@@ -45,10 +45,17 @@ def test_an_error_reaches_all_and_is_not_remembered() -> None:
 
 def test_a_closed_executor_is_an_error_of_the_future() -> None:
     flights: Flights[int] = Flights()
-    go = threading.Event()
+    begun, go = threading.Event(), threading.Event()
+
+    def call() -> int:
+        begun.set()
+        go.wait()
+        return 1
+
     executor = ThreadPoolExecutor(1)
-    began = flights.join("a", executor, lambda: go.wait() and 1 or 0)
+    began = flights.join("a", executor, call)
     waiting = flights.join("b", executor, lambda: 2)
+    begun.wait()
     executor.shutdown(wait=False, cancel_futures=True)
     go.set()
 
