@@ -115,7 +115,7 @@ class ResidencyManager:
     def load(self, digest: str, done: Future[None]) -> None:
         """Bring an adapter into the pool and complete `done` when it is resident."""
         self._ensure(digest)
-        self._usage.touch(digest)
+        self._usage.wanted(digest)
         if digest in self._loads:
             self._loads[digest].futures.append(done)
         else:

@@ -49,6 +49,8 @@ class Usage:
 
 
 _UNKNOWN: Final = Usage()
+#: The longest untouched are forgotten beyond: adapters come and go for as long as a shard runs.
+MAX_KNOWN: Final = 20_000
 
 
 class UsageBook:
@@ -57,6 +59,7 @@ class UsageBook:
     def __init__(self, default_ttl: float, clock: Callable[[], float]) -> None:
         self._default_ttl = default_ttl
         self._clock = clock
+        #: The one touched last is the last.
         self._known: dict[str, Usage] = {}
 
     def get(self, digest: str) -> Usage:
@@ -71,21 +74,20 @@ class UsageBook:
     def used(self, digest: str) -> None:
         """Note that a row begins or ends with the adapter."""
         now = self._clock()
-        self._known[digest] = replace(self.get(digest), last_used=now, touched=now)
+        self._touch(digest, replace(self.get(digest), last_used=now, touched=now))
 
-    def touch(self, digest: str) -> None:
+    def wanted(self, digest: str) -> None:
         """Note that somebody wants the adapter, without a row."""
-        self._known[digest] = replace(self.get(digest), touched=self._clock())
+        self._touch(digest, replace(self.get(digest), touched=self._clock()))
 
     def loaded(self, digest: str, load_ms: float, times: LoadTimes) -> None:
         """Note how long a load took that ends now."""
-        self._known[digest] = replace(
-            self.get(digest), touched=self._clock(), load_ms=load_ms, times=times
-        )
+        known, now = self.get(digest), self._clock()
+        self._touch(digest, replace(known, touched=now, load_ms=load_ms, times=times))
 
     def set_ttl(self, digest: str, seconds: float) -> None:
         """Give the adapter a time to live of its own, which begins now; 0 = for ever."""
-        self._known[digest] = replace(self.get(digest), touched=self._clock(), ttl=seconds)
+        self._touch(digest, replace(self.get(digest), touched=self._clock(), ttl=seconds))
 
     def take_expired(self, kept: Collection[str]) -> list[str]:
         """Forget whoever was not wanted for longer than its time to live, but for `kept`."""
@@ -102,3 +104,9 @@ class UsageBook:
     def forget(self, digest: str) -> None:
         """Drop an adapter's record."""
         self._known.pop(digest, None)
+
+    def _touch(self, digest: str, usage: Usage) -> None:
+        self._known.pop(digest, None)
+        self._known[digest] = usage
+        if len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]

@@ -1,7 +1,7 @@
 """A real shard whose adapters arrive layer by layer, when the test says so."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +13,7 @@ from loralane_server.adapters.reader import LayerTensors
 from loralane_server.adapters.store import AdapterStore
 from loralane_server.assembly import base_shape
 from loralane_server.device.cpu import CpuBatch, CpuDevice
+from loralane_server.device.seam import StepInput, TargetTensors
 from loralane_server.engine import Engine
 from loralane_server.errors import ShardError
 from loralane_server.limits import Limits
@@ -40,6 +41,7 @@ class GatedStore(AdapterStore):
         #: By digest: the layer that may pass, and all below it.
         self._through: dict[str, int] = {}
         self._errors: dict[str, ShardError] = {}
+        self._handed = 0
 
     def hold(self, digest: str, through: int = -2) -> None:
         """Let this adapter's layers pass up to `through` and no further."""
@@ -65,12 +67,20 @@ class GatedStore(AdapterStore):
         for digest in list(self._through):
             self.open(digest)
 
+    def wait_for_layers(self, count: int) -> None:
+        """Wait until so many layers, ends included, have been handed over since the start."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._handed >= count, timeout=60)
+
     def load(self, digest: str, on_layer: Callable[[LayerTensors], None]) -> "Future[None]":
         """As the real store, through the gate."""
 
         def gated(layer: LayerTensors) -> None:
             self._wait(digest, layer.layer)
             on_layer(layer)
+            with self._changed:
+                self._handed += 1
+                self._changed.notify_all()
             if layer.layer == self._last:
                 self._wait(digest, self._last + 1)
 
@@ -86,15 +96,37 @@ class GatedStore(AdapterStore):
                 raise self._errors[digest]
 
 
-class BrokenDevice(CpuDevice):
-    """A device that fails in one layer, once it is told to."""
+class TestDevice(CpuDevice):
+    """A CPU that fails or waits when it is told to, and counts what enters between two steps."""
 
+    __test__ = False
     broken_layer: int | None = None
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.may_step = threading.Event()
+        self.may_step.set()
+        self.is_waiting = threading.Event()
+        #: Bytes of lanes written before each step.
+        self.written = [0]
 
     def attend(self, layer: int, *args: Any) -> torch.Tensor:
         if layer == self.broken_layer:
             raise RuntimeError("out of order")
         return super().attend(layer, *args)
+
+    def batch(self, step: StepInput) -> CpuBatch:
+        self.written.append(0)
+        if not self.may_step.is_set():
+            self.is_waiting.set()
+            self.may_step.wait()
+        return super().batch(step)
+
+    def write_lanes(
+        self, layer: int, lane_pages: Any, targets: Mapping[str, TargetTensors], tables: Any
+    ) -> None:
+        self.written[-1] += sum(target.nbytes for target in targets.values())
+        super().write_lanes(layer, lane_pages, targets, tables)
 
 
 class GatedShard:
@@ -111,7 +143,7 @@ class GatedShard:
         clock: Callable[[], float] = lambda: 1000.0,
     ) -> None:
         spec = read_model_spec(folder / "model")
-        self.device = BrokenDevice(
+        self.device = TestDevice(
             spec, dtype=torch.float32, pages=pages, page_tokens=PAGE_TOKENS, lanes=lanes
         )
         self.store = GatedStore(
@@ -157,6 +189,7 @@ def gated(folder: Path, **settings: Any) -> Iterator[tuple[GatedShard, Listener]
         shard.engine.check()
         assert not shard.engine.stopped.done()
     finally:
+        shard.device.may_step.set()
         shard.store.open_all()
         shard.engine.close()
         shard.store.close()

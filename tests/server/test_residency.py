@@ -1,116 +1,65 @@
-"""What an adapter keeps on the device beside its lanes is let go when it leaves."""
+"""Loading beside running rows: little at a time, and nobody waits for another's load."""
 
-import gc
-import time
-import weakref
-from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+import shutil
+from pathlib import Path
 
 import pytest
-import torch
-from loralane_server.adapters.pool import LANE_PAGE, AdapterPool
-from loralane_server.adapters.reader import LayerTensors
-from loralane_server.device.cpu import CpuDevice
-from loralane_server.device.seam import ENDS, TableRows
-from loralane_server.errors import AdapterCorrupt
-from loralane_server.residency import ResidencyManager
-from loralane_server.usage import UsageBook
+from loralane_server.residency import LANE_BYTES_PER_STEP
+from loralane_server.rows import Admission
 
-from tests.server.device.test_cpu_adapters import SPEC
-from tests.server.handmade import table
+from tests.server.gated import gated
+
+#: Of rank 64, in float32: about 0.7 MB each.
+MANY = 10
+#: Three, and the ends.
+LAYERS = 4
 
 
-@dataclass
-class Summary:
-    rank: int = 1
+@pytest.fixture(scope="module")
+def many(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, and so many large adapters that they exceed the bound between two steps."""
+    folder = tmp_path_factory.mktemp("many")
+    (folder / "model").symlink_to(tiny / "model")
+    for number in range(MANY):
+        shutil.copytree(tiny / "adapters" / "r64", folder / "adapters" / f"a{number}")
+    return folder
 
 
-class Shelf:
-    """A store of adapters that replace the head and nothing else; remembers their tables weakly."""
+def test_however_much_has_arrived_little_is_written_between_two_steps(many: Path) -> None:
+    with gated(many, lanes=MANY * 64) as (shard, listener):
+        digests = [shard.digest(f"a{number}") for number in range(MANY)]
+        for digest in digests:
+            shard.store.hold(digest)
+        loading = [shard.engine.load(digest) for digest in digests]
+        shard.engine.capacity().result()  # so all loads have begun
+        shard.device.may_step.clear()
+        listener.admit(Admission(1, "", (1, 2, 3), max_tokens=240))
+        assert shard.device.is_waiting.wait(60)
 
-    def __init__(self) -> None:
-        self.tables: dict[str, weakref.ref[Any]] = {}
+        for digest in digests:
+            shard.store.open(digest)
+        shard.store.wait_for_layers(MANY * LAYERS)
+        shard.device.may_step.set()
+        for future in loading:
+            future.result(60)
 
-    def summary(self, digest: str) -> Summary:
-        return Summary()
-
-    def load(self, digest: str, on_layer: Callable[[LayerTensors], None]) -> "Future[None]":
-        rows: TableRows = table(SPEC, None, seed=len(self.tables))
-        self.tables[digest] = weakref.ref(rows.rows)
-        on_layer(LayerTensors(ENDS, {}, rows.rows.nbytes, {"lm_head": rows}))
-        read: Future[None] = Future()
-        if digest == "broken":
-            read.set_exception(AdapterCorrupt("its first layer cannot be read"))
-            return read
-        for layer in range(SPEC.layers):
-            on_layer(LayerTensors(layer, {}, 0))
-        read.set_result(None)
-        return read
-
-    def kept(self, digest: str) -> bool:
-        gc.collect()
-        return self.tables[digest]() is not None
-
-
-class World:
-    """A pool with room for one adapter, and what was posted to it."""
-
-    def __init__(self) -> None:
-        self.shelf = Shelf()
-        device = CpuDevice(SPEC, dtype=torch.float32, pages=1, page_tokens=8, lanes=LANE_PAGE)
-        self._posted: list[Callable[[], None]] = []
-        self.residency = ResidencyManager(
-            AdapterPool(LANE_PAGE),
-            self.shelf,  # type: ignore[arg-type]  # all that is asked of a store
-            device,
-            usage=UsageBook(0.0, time.monotonic),
-            post=self._posted.append,
-            fail=lambda row, error: None,
-        )
-
-    def load(self, digest: str) -> "Future[None]":
-        done: Future[None] = Future()
-        self.residency.load(digest, done)
-        while self._posted or self.residency.has_staged:
-            if self._posted:
-                self._posted.pop(0)()
-            self.residency.write_staged()
-        return done
+        layer = sum(shard.device.written) // (MANY * (LAYERS - 1))
+        assert MANY * (LAYERS - 1) * layer > LANE_BYTES_PER_STEP
+        assert max(shard.device.written) <= LANE_BYTES_PER_STEP + layer
+        assert len([written for written in shard.device.written if written]) == 2
+        listener.cancel(1)
+        listener.wait(1)
 
 
-def test_a_resident_adapter_keeps_its_tables() -> None:
-    world = World()
+def test_a_load_that_hangs_holds_up_no_other(many: Path) -> None:
+    with gated(many, lanes=MANY * 64) as (shard, _):
+        digests = [shard.digest(f"a{number}") for number in range(MANY)]
+        shard.store.hold(digests[0])
+        hanging = shard.engine.load(digests[0])
 
-    world.load("a").result()
+        for digest in digests[1:]:
+            shard.engine.load(digest).result(60)
 
-    assert world.shelf.kept("a")
-
-
-def test_an_evicted_adapter_keeps_none() -> None:
-    world = World()
-    world.load("a").result()
-
-    world.load("b").result()
-
-    assert not world.shelf.kept("a")
-    assert world.shelf.kept("b")
-
-
-def test_an_unloaded_adapter_keeps_none() -> None:
-    world = World()
-    world.load("a").result()
-
-    world.residency.unload("a")
-
-    assert not world.shelf.kept("a")
-
-
-def test_an_adapter_whose_load_fails_keeps_none() -> None:
-    world = World()
-
-    with pytest.raises(AdapterCorrupt):
-        world.load("broken").result()
-
-    assert not world.shelf.kept("broken")
+        assert not hanging.done()
+        shard.store.open(digests[0])
+        hanging.result(60)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from loralane_server.rows import Admission
+from loralane_server.usage import MAX_KNOWN, UsageBook
 
 from tests.server.conftest import Listener
 from tests.server.gated import GatedShard, gated
@@ -166,3 +167,15 @@ def test_a_load_is_told_apart_by_what_it_was_spent_on(running: Running) -> None:
     assert cold.open_ms + cold.read_ms + cold.cast_ms < whole
     assert (warm.open_ms, warm.read_ms, warm.cast_ms) == (0, 0, 0)
     assert warm.write_ms > 0
+
+
+def test_who_was_not_wanted_for_longest_is_forgotten_first() -> None:
+    book = UsageBook(0.0, Clock())
+    for number in range(MAX_KNOWN):
+        book.wanted(str(number))
+    book.set_ttl("0", 5)
+
+    book.used("one more")
+
+    assert [book.ttl(digest) for digest in ("0", "1")] == [5, 0]
+    assert [book.get(digest).touched for digest in ("0", "1", "2")] == [1000, 0, 1000]
