@@ -13,16 +13,20 @@ Outside the layers, at the `ENDS`, adapters may change two tables [vocab, hidden
 and `lm_head`.
 
 A device owns the memory behind weights, KV pages and adapter lanes; it decides their layout. All
-calls come from the engine's thread, in order.
+calls come from the engine's thread, in order. Importing this module does not import torch.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Int32 = NDArray[np.int32]
 
