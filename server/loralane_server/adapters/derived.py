@@ -15,7 +15,8 @@ from loralane_server.adapters.entries import AdapterSummary
 from loralane_server.adapters.index import AdapterIndex
 from loralane_server.adapters.merging import Recipe
 from loralane_server.adapters.spec import MAX_RANK
-from loralane_server.errors import AdapterIncompatible, AdapterTooLarge
+from loralane_server.adapters.targets import Target
+from loralane_server.errors import AdapterIncompatible, AdapterTooLarge, InvalidRequest
 
 #: A longer name says only how many members there are.
 _MOST_NAME_CHARS: Final = 240
@@ -57,10 +58,12 @@ def summary_of_merge(
     Raises:
         AdapterIncompatible: a member is not plain LoRA, or ranks differ where they may not.
         AdapterTooLarge: more lanes than the shard has.
+        InvalidRequest: so low a density that nothing would be left of any member.
     """
     for index in indexes:
         if not index.is_plain:
             raise AdapterIncompatible(f"{index.reference} cannot be merged: {_beyond_lora(index)}")
+    _check_density(merge.recipe, indexes)
     ranks: defaultdict[tuple[int, str], list[tuple[int, str]]] = defaultdict(list)
     for index in indexes:
         for place, target in index.targets.items():
@@ -81,6 +84,18 @@ def summary_of_merge(
         targets=len(ranks),
         modules=tuple(sorted({module for _, module in ranks})),
     )
+
+
+def _check_density(recipe: Recipe, indexes: Sequence[AdapterIndex]) -> None:
+    """A merge of which nothing is left would answer with the base."""
+    targets = (target for index in indexes for target in index.targets.values())
+    most = max((target.rank * min(target.columns, _rows(target)) for target in targets), default=0)
+    if int(recipe.density * most) == 0:
+        raise InvalidRequest(f"a density of {recipe.density:g} keeps no value of any target")
+
+
+def _rows(target: Target) -> int:
+    return target.b.end - target.b.begin if target.b else 0
 
 
 def _rank(recipe: Recipe, place: tuple[int, str], found: Sequence[tuple[int, str]]) -> int:

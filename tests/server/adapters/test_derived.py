@@ -10,7 +10,13 @@ from loralane_server.adapters.merging import STRATEGIES, recipe_of
 from loralane_server.adapters.reader import LayerTensors
 from loralane_server.adapters.store import AdapterStore
 from loralane_server.device.seam import ENDS
-from loralane_server.errors import AdapterIncompatible, AdapterNotFound, AdapterTooLarge, ShardError
+from loralane_server.errors import (
+    AdapterIncompatible,
+    AdapterNotFound,
+    AdapterTooLarge,
+    InvalidRequest,
+    ShardError,
+)
 from peft.utils import merge_utils
 from torch import Tensor
 
@@ -333,6 +339,18 @@ def test_adapters_that_are_more_than_lora_are_refused_by_name(root, config, extr
     assert isinstance(error, AdapterIncompatible)
     assert "more cannot be merged" in error.message
     assert why in error.message
+
+
+def test_a_density_that_keeps_nothing_is_refused_as_it_would_be_the_base(root):
+    store = store_at(root)
+    members = digests(store, "a", "b")  # the smaller half of the larger target has 4 x 64 values
+
+    kept = store.merge(merge(members, "ties", density=1.01 / 256)).result()
+    error = failure(store, merge(members, "ties", density=0.99 / 256))
+
+    assert any(target.b.any() for target in layers(store, kept.digest)[0].targets.values())
+    assert isinstance(error, InvalidRequest)
+    assert "keeps no value" in error.message
 
 
 def test_an_adapter_that_replaces_a_table_is_refused_by_name(root):
