@@ -6,7 +6,7 @@ CLIENTS := .venv-clients
 PROTO := .venv-proto
 PIP := -m pip --disable-pip-version-check install --progress-bar on
 
-.PHONY: setup demo serve test cases fuzz soak check proto bench clean
+.PHONY: setup demo serve test cases fuzz soak check proto bench bench-cold bench-storm clean
 
 setup: $(VENV)/.runtime
 
@@ -44,6 +44,13 @@ proto: $(PROTO)/.ready
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.run
+
+# PEER="--peer-url http://127.0.0.1:8001": another server of the same model and adapters, in turns.
+bench-cold: $(VENV)/.dev
+	$(BIN)/python -m bench.cold $(PEER)
+
+bench-storm: $(VENV)/.dev
+	$(BIN)/python -m bench.storm
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(PROTO)

@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, get_args
 
 from bench.figures import Round, Timing, sum_up, timing
 from bench.report import Case, show, write
-from bench.stream import Client, Server, StreamFailed
+from bench.stream import Client, Server, StreamFailed, leave_imports_alone
 
 Mode = Literal["base", "one", "eight"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
@@ -195,6 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     modes = [mode for mode in MODES if mode in args.modes.split(",")]
     if len(work.adapters) < _EIGHT and "eight" in modes:
         sys.exit(f"mode eight needs {_EIGHT} adapters, the server has {len(work.adapters)}")
+    leave_imports_alone()
     cases = asyncio.run(_run(work, modes, args))
     show(cases)
     print(f"written to {write(args.out, {'url': args.url, 'work': asdict(work)}, cases)}")

@@ -32,6 +32,7 @@ LINEARS: Final[Mapping[str, tuple[int, int]]] = {
     "mlp.down_proj": (HIDDEN, MLP),
 }
 ADAPTERS: Final = 16
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DEFAULT_FOLDER: Final = Path("bench/results/m160")
 _SPECIALS: Final = ("<|begin_of_text|>", "<|end_of_text|>", "<|pad|>")
 _CORPUS_CHARS: Final = 4_000_000
@@ -62,7 +63,7 @@ def make(folder: Path) -> None:
     for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
         _save_model(folder / name, weights, dtype, tokenizer)
     for index in range(ADAPTERS):
-        _save_adapter(folder / "adapters" / f"a{index:02d}", index)
+        save_adapter(folder / "adapters" / f"a{index:02d}", rank_of(index), 1000 + index)
 
 
 def rank_of(index: int) -> int:
@@ -112,9 +113,10 @@ def _save_model(
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def _save_adapter(folder: Path, index: int) -> None:
+def save_adapter(folder: Path, rank: int, seed: int) -> None:
+    """Write a random adapter that changes all seven linears of every layer."""
     folder.mkdir(parents=True, exist_ok=True)
-    rank, draw = rank_of(index), torch.Generator().manual_seed(1000 + index)
+    draw = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     for layer in range(LAYERS):
         for name, (rows, columns) in LINEARS.items():
@@ -122,7 +124,12 @@ def _save_adapter(folder: Path, index: int) -> None:
             a = torch.randn(rank, columns, generator=draw) * columns**-0.5
             b = torch.randn(rows, rank, generator=draw) * 0.25 * rank**-0.5
             tensors |= {f"{prefix}.lora_A.weight": a, f"{prefix}.lora_B.weight": b}
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_config(folder, rank)
+
+
+def save_config(folder: Path, rank: int, base: str | None = None) -> None:
+    """Write an adapter's config; `base` is the model that some servers want named in it."""
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -131,8 +138,9 @@ def _save_adapter(folder: Path, index: int) -> None:
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": sorted(name.partition(".")[2] for name in LINEARS),
+        "base_model_name_or_path": base,
     }
-    _save_json(folder / "adapter_config.json", config)
+    _save_json(folder / CONFIG, config)
 
 
 def _tokenizer() -> Tokenizer:

@@ -53,13 +53,17 @@ def _row(case: Case) -> str:
 
 def write(path: Path, about: Mapping[str, object], cases: Sequence[Case]) -> Path:
     """Write everything as JSON; return the path."""
+    return save(path, {**about, "cases": [asdict(case) for case in cases]})
+
+
+def save(path: Path, results: Mapping[str, object]) -> Path:
+    """Write results as JSON, with when and where they were measured; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()}
     record = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine,
-        **about,
-        "cases": [asdict(case) for case in cases],
+        **results,
     }
     path.write_text(json.dumps(record, indent=1), encoding="utf-8")
     return path

@@ -18,7 +18,7 @@ from typing import Final
 from bench.load import MODES, Arrivals, Generator, Work, run_cases
 from bench.model import ADAPTERS, DEFAULT_FOLDER, VOCAB, make
 from bench.report import Case, show, write
-from bench.stream import Client, Server
+from bench.stream import Client, Server, leave_imports_alone
 from demo.serving import serving
 
 #: Adapters that no throughput case uses, so that they are cold afterwards.
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (args.model / args.dtype).is_dir():
         print(f"making {args.model}")
         make(args.model)
+    leave_imports_alone()
     cases, cold = asyncio.run(_run(args, serve_arguments))
     show(cases)
     print(f"first token, ms: base {cold.base:.1f}, cold {cold.cold:.1f}, warm {cold.warm:.1f}")

@@ -6,10 +6,15 @@ come, with their time; nothing is parsed while a stream runs.
 """
 
 import asyncio
+import gc
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
+
+#: When it came, and its data.
+Event = tuple[float, bytes]
 
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
@@ -40,7 +45,15 @@ class Stream:
     """One answer: when it was asked for, and every event with its time (`perf_counter`)."""
 
     sent: float
-    events: tuple[tuple[float, bytes], ...]
+    events: tuple[Event, ...]
+    #: Of the answer, in lower case.
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def leave_imports_alone() -> None:
+    """Call before measuring: a collection through what torch imports stops the clock for 0.1 s."""
+    gc.collect()
+    gc.freeze()
 
 
 class Client:
@@ -52,19 +65,30 @@ class Client:
 
     async def post(self, path: str, body: bytes) -> Stream:
         """Send one request and read its stream to the end. Raises StreamFailed."""
+        events: list[Event] = []
+        sent, headers = await self.follow(path, body, events)
+        return Stream(sent, tuple(events), headers)
+
+    async def follow(
+        self, path: str, body: bytes, into: list[Event]
+    ) -> tuple[float, Mapping[str, str]]:
+        """Do the same, but append events while they come; return when it was sent, and headers.
+
+        Cancelling it closes the connection, and what came so far is there. Raises StreamFailed.
+        """
         reader, writer = self._idle.pop() if self._idle else await self._open()
         try:
             sent = time.perf_counter()
             writer.write(_head(self._server, path, len(body)) + body)
-            status, chunked = await _read_head(reader)
-            if status != 200 or not chunked:
+            status, headers = await _read_head(reader)
+            if status != 200 or headers.get("transfer-encoding") != "chunked":
                 raise StreamFailed(f"status {status}: {(await reader.read(2000)).decode()}")
-            stream = Stream(sent, tuple(await _events(reader)))
+            await _read_events(reader, into)
         except BaseException:
             writer.close()
             raise
         self._idle.append((reader, writer))
-        return stream
+        return sent, headers
 
     def close(self) -> None:
         """Close all connections that are not in use."""
@@ -83,19 +107,20 @@ def _head(server: Server, path: str, length: int) -> bytes:
     ).encode()
 
 
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """Return the status and whether the body comes in chunks."""
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    return int(head.split(b" ", 2)[1]), b"transfer-encoding: chunked" in head
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    """Return the status and the headers, in lower case."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+    status, *lines = head.rstrip().split("\r\n")
+    pairs = (line.partition(":") for line in lines)
+    return int(status.split(" ", 2)[1]), {name: value.strip() for name, _, value in pairs}
 
 
-async def _events(reader: asyncio.StreamReader) -> list[tuple[float, bytes]]:
-    events = []
+async def _read_events(reader: asyncio.StreamReader, into: list[Event]) -> None:
     rest = b""
     while size := int(await reader.readline(), 16):
         chunk = (await reader.readexactly(size + 2))[:-2]
         now = time.perf_counter()
         *lines, rest = (rest + chunk).split(b"\n")
-        events += [(now, line[len(_DATA) :].strip()) for line in lines if line.startswith(_DATA)]
+        found = (line[len(_DATA) :].strip() for line in lines if line.startswith(_DATA))
+        into.extend((now, data) for data in found if data != _DONE)
     await reader.readline()  # the empty line after the last chunk
-    return [(at, data) for at, data in events if data != _DONE]
