@@ -1,4 +1,7 @@
 import hashlib
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -6,6 +9,7 @@ from loralane_server.adapters.references import S3Root
 from loralane_server.adapters.resolver import HUB_TTL_S
 from loralane_server.adapters.s3_source import S3Settings
 from loralane_server.adapters.store import AdapterStore
+from loralane_server.assembly import DEMO
 from loralane_server.errors import (
     AdapterCorrupt,
 )
@@ -149,3 +153,17 @@ def test_an_object_that_is_replaced_during_the_look_is_looked_at_again(
     s3.faults[f"{FOLDER}/a/{WEIGHTS}"] = S3Fault(412, "PreconditionFailed", times=1)
 
     assert s3_store.resolve(A).result().rank == 4
+
+
+def test_the_command_line_names_prefixes_and_a_cache(s3: FakeS3, tmp_path: Path) -> None:
+    folder = next(path for path in sorted((DEMO / "adapters").iterdir()) if path.is_dir())
+    for path in folder.iterdir():
+        s3.put(f"bucket/mine/{path.name}", Stored(path.read_bytes()))
+    flags = ["--adapter-root=s3://bucket", f"--adapter-cache={tmp_path}"]
+
+    command = [sys.executable, "-m", "loralane_server", "check", "s3://bucket/mine", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["reference"] == "s3://bucket/mine"
+    assert s3.requests["HEAD", "bucket/mine/adapter_config.json"] == 1
