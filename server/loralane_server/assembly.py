@@ -115,7 +115,7 @@ def open_store(config: ShardConfig, model: Model) -> AdapterStore:
         dtype=_DTYPES[dtype],
         aliases=aliases_of(config),
         roots=config.adapter_roots,
-        s3=None if config.adapter_cache is None else S3Settings(config.adapter_cache),
+        s3=S3Settings(config.adapter_cache),
         host_cache_bytes=config.host_cache,
         base_name=model.model_id,
         max_rank=config.lanes // LANE_PAGE * LANE_PAGE,

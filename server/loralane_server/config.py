@@ -21,7 +21,7 @@ class ShardConfig:
     adapters: tuple[tuple[str, str], ...] = ()
     #: Folders and prefixes of S3 buckets, in the order in which relative names are looked for.
     adapter_roots: tuple[AdapterRoot, ...] = ()
-    #: Where downloads from S3 are kept; None = `S3Settings`' default.
+    #: Where downloads from S3 are kept; None = ~/.cache/loralane.
     adapter_cache: Path | None = None
     device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

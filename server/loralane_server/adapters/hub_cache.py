@@ -55,9 +55,12 @@ class HubCache:
         entry = self._repo(repo) / "snapshots" / commit / name
         with disk_errors(CACHE, entry):
             entry.parent.mkdir(parents=True, exist_ok=True)
-            beside = entry.with_name(f"{name}.{uuid.uuid4().hex[:8]}.incomplete")
-            beside.symlink_to(os.path.relpath(blob, entry.parent))
-            beside.replace(entry)
+            beside = _beside(entry)
+            try:
+                beside.symlink_to(os.path.relpath(blob, entry.parent))
+                beside.replace(entry)
+            finally:
+                beside.unlink(missing_ok=True)
 
     def remember(self, repo: str, revision: str, commit: str) -> None:
         """Let offline mode find a commit by its branch or tag; raises as `disk_errors`."""
@@ -66,7 +69,7 @@ class HubCache:
         ref = self._repo(repo) / "refs" / revision
         with disk_errors(CACHE, ref):
             ref.parent.mkdir(parents=True, exist_ok=True)
-            beside = ref.with_name(f"{ref.name}.{uuid.uuid4().hex[:8]}.incomplete")
+            beside = _beside(ref)
             try:
                 beside.write_text(commit)
                 beside.replace(ref)
@@ -80,3 +83,7 @@ class HubCache:
     def _repo(self, repo: str) -> Path:
         folder = self._folder or Path(constants.HF_HUB_CACHE)
         return folder / repo_folder_name(repo_id=repo, repo_type="model")
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.incomplete")

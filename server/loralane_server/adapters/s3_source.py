@@ -6,7 +6,7 @@ Read with the shard's own credentials: whoever may send requests may use all tha
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from loralane_server.adapters.downloads import Downloads
@@ -19,16 +19,13 @@ from loralane_server.adapters.s3_client import ObjectReplaced, S3Client
 CACHE = "the adapter cache (--adapter-cache)"
 
 
-def default_cache() -> Path:
-    """Where downloads from S3 are kept unless the operator says otherwise."""
-    return Path.home() / ".cache" / "loralane"
-
-
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Where downloads are kept, and which store; None = what boto3 takes from the environment."""
+    """Where downloads are kept, and which store."""
 
-    cache_dir: Path = field(default_factory=default_cache)
+    #: None = ~/.cache/loralane.
+    cache_dir: Path | None = None
+    #: None = what boto3 takes from the environment.
     endpoint: str | None = None
     #: For one metadata request, from its start to its last byte.
     timeout_s: float = METADATA_TIMEOUT_S
@@ -71,7 +68,8 @@ class S3Source:
         """Where a version of an object is kept, whether it is there or not."""
         identity = f"{place}/{file.identity}".encode("utf-8", "surrogatepass")
         name = f"{hashlib.sha256(identity).hexdigest()}.safetensors"
-        return self._cache_dir / "s3" / place.bucket / name
+        folder = self._cache_dir or Path.home() / ".cache" / "loralane"
+        return folder / "s3" / place.bucket / name
 
 
 class _S3Folder:

@@ -1,13 +1,19 @@
+import gc
 import os
 import subprocess
 import sys
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from loralane_server.adapters.files import Reads
 from loralane_server.adapters.hub_source import HubSettings
+from loralane_server.adapters.located import Located
 from loralane_server.adapters.resolver import HUB_TTL_S
+from loralane_server.adapters.sources import Sources
 from loralane_server.adapters.store import AdapterStore
 from loralane_server.device.seam import ENDS
 from loralane_server.errors import (
@@ -85,6 +91,31 @@ def test_a_cached_file_needs_no_range_request(
     assert again.digest == index.digest
     assert hub.total("GET") == gets
     assert hub_store.tier(again.digest) == "disk"
+
+
+def test_an_adapter_that_is_only_known_costs_little_memory(hub: FakeHub, tmp_path: Path) -> None:
+    count = 100
+    for n in range(2 * count):
+        hub.repos[f"org/a{n}"] = Repo(adapter_files(), commit=f"{n:040d}")
+    sources = Sources(Reads(), aliases={}, roots=(), hub=HubSettings(hub.url, tmp_path))
+
+    def known(n: int) -> Located:
+        located = sources.locate(f"org/a{n}", sources.place(f"org/a{n}"), None)
+        return replace(located, config=b"", headers=())  # as the store keeps it
+
+    kept = []
+    traced = []
+    tracemalloc.start()
+    for first in (0, count):  # caches of libraries fill up with the first half
+        kept += [known(n) for n in range(first, first + count)]
+        for log in (hub.requests, hub.sent, hub.given):
+            log.clear()
+        gc.collect()
+        traced.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+
+    assert (traced[1] - traced[0]) / count < 1536
+    sources.close()
 
 
 def test_another_revision_is_another_adapter(

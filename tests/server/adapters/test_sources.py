@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -6,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from loralane_server.adapters.files import Reads, opened
 from loralane_server.adapters.hub_source import HubSettings
-from loralane_server.adapters.references import AdapterRoot, HubPlace, S3Root, parse_root
-from loralane_server.adapters.sources import LocalPlace, Sources
+from loralane_server.adapters.references import AdapterRoot, HubPlace, S3Place, S3Root, parse_root
+from loralane_server.adapters.sources import Candidates, LocalPlace, Sources
 from loralane_server.errors import (
     AdapterCorrupt,
     AdapterError,
@@ -20,10 +23,10 @@ from loralane_server.errors import (
 )
 
 from tests.server.adapters.fake_hub import fake_hub
-from tests.server.adapters.samples import adapter_files, store_at, write
+from tests.server.adapters.samples import FUZZ, adapter_files, store_at, write
 
 
-def sources(*roots: Path, **aliases: str) -> Sources:
+def sources(*roots: AdapterRoot, **aliases: str) -> Sources:
     return Sources(Reads(), aliases=aliases, roots=roots, hub=HubSettings())
 
 
@@ -92,6 +95,44 @@ def test_what_may_not_be_named_is_refused_without_touching_anything(
 
     assert len(caught.value.message) < 300
     caught.value.to_proto()
+
+
+PIECES = ["..", ".", "", "a", "org", "name", "~", "s3:", "bucket", "team", "/", "//", "\\", "\0",
+          "@", "@main", "\u2025", "%2e", " ", "secret", "link"]  # fmt: skip
+
+
+@FUZZ
+@given(
+    st.one_of(
+        st.text(max_size=40),
+        st.lists(st.sampled_from(PIECES), max_size=8).map("/".join),
+        st.lists(st.sampled_from(PIECES), max_size=8).map("".join),
+        st.lists(st.sampled_from(PIECES), max_size=6).map(lambda p: f"s3://{'/'.join(p)}"),
+    )
+)
+def test_whatever_is_named_leads_below_a_root_or_to_a_hub_id_or_nowhere(
+    tmp_path_factory: pytest.TempPathFactory, reference: str
+) -> None:
+    top = tmp_path_factory.getbasetemp() / "fuzzed"
+    root = write(top / "root" / "a" / "name", adapter_files()).parents[1]
+    write(top / "secret", adapter_files())
+    if not (root / "link").is_symlink():
+        (root / "link").symlink_to(top / "secret")
+
+    try:
+        at = sources(root, S3Root("bucket", "team")).place(reference).at
+    except (AdapterNotFound, InvalidRequest):
+        return
+
+    for place in at.places if isinstance(at, Candidates) else (at,):
+        if isinstance(place, LocalPlace):
+            assert root in place.folder.parents
+        elif isinstance(place, S3Place):
+            assert place.bucket == "bucket"
+            assert place.key.startswith("team/")
+            assert {"", ".", ".."}.isdisjoint(place.key.split("/"))
+        else:
+            assert re.fullmatch(r"[\w.-]+/[\w.-]+", place.repo, re.ASCII)
 
 
 def test_a_subfolder_of_a_repository_is_refused_by_its_name(tmp_path: Path) -> None:
