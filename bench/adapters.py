@@ -13,17 +13,17 @@ _SEED: Final = 5000
 _CHUNK: Final = 1 << 20
 
 
-def rank16(model: Path, count: int, base: str | None = None) -> dict[str, Path]:
+def rank16(model: Path, dtype: str, count: int) -> dict[str, Path]:
     """Return `count` adapters of a model folder by name, made where they are missing.
 
-    `base` is what their configs call the base: vLLM's resolver wants the path that it serves.
+    Their configs name the base by its path, which is what vLLM's resolver compares.
     """
     found = {f"s{n:03}": model / "rank16" / f"s{n:03}" for n in range(count)}
     missing = [n for n, folder in enumerate(found.values()) if not (folder / CONFIG).exists()]
     for n in tqdm(missing, "making adapters", disable=not missing):
         save_adapter(found[f"s{n:03}"], RANK, _SEED + n)
     for folder in found.values():
-        save_config(folder, RANK, base)
+        save_config(folder, RANK, str(model / dtype))
     return found
 
 

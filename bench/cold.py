@@ -175,7 +175,7 @@ async def _run(
     args: argparse.Namespace, serve_arguments: Sequence[str]
 ) -> tuple[dict[str, list[Turn]], dict[str, float]]:
     model = args.model / args.dtype
-    ours = rank16(args.model, args.adapters, base=str(model))
+    ours = rank16(args.model, args.dtype, args.adapters)
     warm_page_cache(ours.values())
     root = f"--adapter-root={args.model / 'rank16'}"
     adapters = {"loralane": tuple(ours)}

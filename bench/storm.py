@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (args.model / args.dtype).is_dir():
         print(f"making {args.model}")
         make(args.model)
-    folders = rank16(args.model, _USED + args.adapters)
+    folders = rank16(args.model, args.dtype, _USED + args.adapters)
     settings = [s for s in Setting.both(args.adapters) if s.name in args.lanes.split(",")]
     leave_imports_alone()
     measured = [asyncio.run(_run(args, setting, folders, serve_arguments)) for setting in settings]
