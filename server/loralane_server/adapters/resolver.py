@@ -146,6 +146,7 @@ class Resolver:
         except AdapterError as exc:
             self._sources.refuse(reference, place, token, exc)
             raise
+        self._sources.accept(reference, place, token)
         before = self._catalogue.find(index.digest)
         if before is None:
             for sentence in oddities(located.config, index, self._base_name):

@@ -123,12 +123,15 @@ class Sources:
         key = self._key(reference, token)
         self._refusals.check(key)
         try:
-            located = self._ask(reference, place, HubToken(token or None, ambient=place.trusted))
+            return self._ask(reference, place, HubToken(token or None, ambient=place.trusted))
         except ShardError as exc:
             self._refusals.refused(key, exc)
             raise
-        self._refusals.succeeded(key)
-        return located
+
+    def accept(self, reference: str, place: Place, token: str | None) -> None:
+        """Forget earlier refusals: what was located can be served."""
+        if not isinstance(place.at, LocalPlace):
+            self._refusals.succeeded(self._key(reference, token))
 
     def refuse(self, reference: str, place: Place, token: str | None, error: AdapterError) -> None:
         """Remember that what was located is of no use here, so that it is not asked for again."""

@@ -145,8 +145,15 @@ def test_what_does_not_fit_is_not_read_again_at_once(
             hub_store.resolve("org/a").result()
     assert hub.requests["HEAD", "org/a", CONFIG] == 1
 
-    hub.repos["org/a"] = Repo(adapter_files(), commit="d" * 40)
     clock.now += 1.0
+    for _ in range(3):
+        with pytest.raises(AdapterIncompatible, match="IA3"):
+            hub_store.resolve("org/a").result()
+        clock.now += 0.5
+    assert hub.requests["HEAD", "org/a", CONFIG] == 2
+
+    hub.repos["org/a"] = Repo(adapter_files(), commit="d" * 40)
+    clock.now += 0.5
 
     assert hub_store.resolve("org/a").result().rank == 4
 
