@@ -161,6 +161,8 @@ class Client:
             "/v1/adapters", json={"name": slot.name, "reference": slot.name}
         )
         excused = {reply.status_code} if sent.excuses(slot, reply.status_code) else set()
+        if "retry-after" in reply.headers:
+            excused.add(429)  # a load does not wait for lanes that are all in use
         self._count("load", reply, {200, 201} | excused)
 
     async def _list(self) -> None:
