@@ -8,10 +8,10 @@ knows; this package does not import it.
 import argparse
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from loralane_router import logs
@@ -89,9 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _serve(args: argparse.Namespace) -> int:
     if args.command == "router":
         return await run(router_config(args, tuple(args.shard)))
-    address = f"127.0.0.1:{_free_port()}"
-    command = shard_command("shard", args, [f"--listen={address}"])
-    return await run(router_config(args, (address,)), command)
+    with TemporaryDirectory(prefix="loralane-") as folder:
+        # A socket that only this user reaches, and no port that somebody else may take first.
+        address = f"unix:{folder}/shard"
+        command = shard_command("shard", args, [f"--listen={address}"])
+        return await run(router_config(args, (address,)), command)
 
 
 def _own_flags(args: argparse.Namespace) -> list[str]:
@@ -142,8 +144,8 @@ def _parser() -> argparse.ArgumentParser:
             flag.add_to(command)
     for command in (serve, router):
         _add_router_flags(command)
-    shard.add_argument("--listen", default="127.0.0.1:8101", metavar="HOST:PORT")
-    router.add_argument("--shard", action="append", required=True, metavar="HOST:PORT")
+    shard.add_argument("--listen", default="127.0.0.1:8101", metavar="HOST:PORT|unix:PATH")
+    router.add_argument("--shard", action="append", required=True, metavar="HOST:PORT|unix:PATH")
     router.add_argument("--log-format", choices=("text", "json"))
     check.add_argument("reference", metavar="REF", help="hub id, alias or path")
     check.add_argument("--model", metavar="MODEL", help="hub id or folder; none = the demo")
@@ -162,8 +164,3 @@ def _add_router_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--served-model-name", metavar="NAME", help="another name of the base")
 
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

@@ -28,8 +28,9 @@ class RouterConfig:
             raise ValueError(f"name exactly one shard with --shard HOST:PORT, not {self.shards!r}")
         for address in self.shards:
             host, _, port = address.rpartition(":")
-            if not host or not port.isdecimal() or int(port) not in _PORTS:
-                raise ValueError(f"a shard's address is HOST:PORT, not {address!r}")
+            is_port = port.isdecimal() and int(port) in _PORTS
+            if not host or not (is_port or host == "unix"):
+                raise ValueError(f"a shard's address is HOST:PORT or unix:PATH, not {address!r}")
         for field, number in (("port", self.port), ("grpc_port", self.grpc_port)):
             if number is not None and number not in _PORTS:
                 raise ValueError(f"{field} must be between 0 and 65535, not {number}")

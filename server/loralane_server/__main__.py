@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     shard = commands.add_parser("shard", help="one shard: one model, one device, many adapters")
     shard.add_argument("model", nargs="?", help="hub id or folder; none = the embedded demo")
-    shard.add_argument("--listen", default="127.0.0.1:8101", metavar="HOST:PORT")
+    shard.add_argument("--listen", default="127.0.0.1:8101", metavar="HOST:PORT|unix:PATH")
     check = commands.add_parser("check", help="dry run: what an adapter is and whether it fits")
     check.add_argument("reference", metavar="REF")
     check.add_argument("--model", help="hub id or folder; none = the embedded demo")
@@ -141,10 +141,11 @@ async def _serve(config: ShardConfig) -> int:
     await status.set("", health_pb2.HealthCheckResponse.SERVING)
     await server.start()
     host = config.listen.rpartition(":")[0]
+    address = config.listen if host == "unix" else f"{host}:{port}"
     # Going through what was imported takes a collection 0.1 s, in which no step begins.
     gc.collect()
     gc.freeze()
-    print(f"ready {host}:{port}", flush=True)  # noqa: T201 - the line that `serve` waits for
+    print(f"ready {address}", flush=True)  # noqa: T201 - the line that `serve` waits for
     expiring = asyncio.create_task(service.keep_expiring(), name="adapter-expiry")
     try:
         await _until_told_to_stop(shard)

@@ -15,7 +15,7 @@ class ShardConfig:
 
     #: Hub id or folder in Hugging Face format; None = the embedded demo.
     model: str | None = None
-    #: Where the gRPC server listens; port 0 = a free one.
+    #: Where the gRPC server listens: HOST:PORT (0 = a free one) or unix:PATH.
     listen: str = "127.0.0.1:8101"
     #: (name, reference) given with --adapter.
     adapters: tuple[tuple[str, str], ...] = ()
