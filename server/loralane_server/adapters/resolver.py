@@ -103,7 +103,7 @@ class Resolver:
     def validate(
         self, reference: str, token: str | None = None, *, tensors: bool = False
     ) -> "Future[Validation]":
-        """Look at an adapter as `resolve` would, always anew, and remember nothing of it.
+        """Look at an adapter as `resolve` would, always anew, and do not make it known.
 
         `tensors`: also read every layer as a load would, one at a time, and drop it. The future's
         errors are those of `resolve` and `load`.

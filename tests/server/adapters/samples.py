@@ -1,6 +1,7 @@
 """Real tiny adapters, written byte by byte."""
 
 import json
+import os
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,6 +122,17 @@ def index_at(folder: Path, base: BaseShape = BASE, max_rank: int = MAX_RANK) -> 
     """The index of the adapter in a folder."""
     located = LocalSource(Reads()).locate("a", LocalPlace(folder))
     return build_index(parse_spec(located.config), located, base, max_rank)
+
+
+def write_without_tensors(folder: Path, count: int) -> None:
+    """Adapters whose tensors are holes in their files."""
+    modules = [name for name, _, _ in BASE.modules]
+    files = adapter_files(lora(modules), target_modules=modules)
+    weights = files["adapter_model.safetensors"]
+    head = weights[: header_bytes(weights)]
+    for n in range(count):
+        adapter = write(folder / f"a{n}", files | {"adapter_model.safetensors": head})
+        os.truncate(adapter / "adapter_model.safetensors", len(weights))
 
 
 def store_at(*roots: AdapterRoot, **settings: Any) -> AdapterStore:

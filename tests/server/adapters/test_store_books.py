@@ -1,8 +1,6 @@
 """What a store keeps of adapters, and for how long."""
 
 import gc
-import json
-import os
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -11,26 +9,22 @@ from pathlib import Path
 
 import pytest
 from loralane_server.adapters.derived import Merge
-from loralane_server.adapters.fields import CONFIG_FILE
 from loralane_server.adapters.merging import recipe_of
 from loralane_server.adapters.reader import LayerTensors
 from loralane_server.adapters.store import AdapterStore
 from loralane_server.device.seam import ENDS
 from loralane_server.errors import (
-    AdapterCorrupt,
-    AdapterError,
     AdapterIncompatible,
-    AdapterNotFound,
 )
 
+from tests.server.adapters.fake_hub import FakeHub, Repo
 from tests.server.adapters.samples import (
-    BASE,
-    CONFIG,
     adapter_files,
     header_bytes,
     lora,
     store_at,
     write,
+    write_without_tensors,
 )
 
 WEIGHTS = "adapter_model.safetensors"
@@ -50,16 +44,6 @@ def load(store: AdapterStore, digest: str) -> list[int]:
     layers: list[int] = []
     store.load(digest, lambda tensors: layers.append(tensors.layer)).result()
     return layers
-
-
-def write_without_tensors(folder: Path, count: int) -> None:
-    """Adapters whose tensors are holes in their files."""
-    modules = [name for name, _, _ in BASE.modules]
-    files = adapter_files(lora(modules), target_modules=modules)
-    weights = files[WEIGHTS]
-    for n in range(count):
-        write(folder / f"a{n}", files | {WEIGHTS: weights[: header_bytes(weights)]})
-        os.truncate(folder / f"a{n}" / WEIGHTS, len(weights))
 
 
 def test_an_adapter_that_is_only_known_takes_little_memory(
@@ -82,37 +66,6 @@ def test_an_adapter_that_is_only_known_takes_little_memory(
 
     assert store.list()[1] == 500
     assert after - before < 300 * ENTRY_BYTES
-
-
-def test_an_index_that_was_dropped_is_made_again_from_the_headers(
-    store: AdapterStore, tmp_path: Path
-) -> None:
-    write_without_tensors(tmp_path, 300)
-    digests = [store.resolve(f"a{n}").result().digest for n in range(300)]
-    read = store.header_bytes_read
-
-    indexes = [store.files_of(digest).index for digest in (digests[0], digests[-1])]
-
-    assert [index.digest for index in indexes] == [digests[0], digests[-1]]
-    assert len(indexes[0].targets) == 14
-    assert store.header_bytes_read == read + read // 300
-    assert store.files_of(digests[0]).index is indexes[0]
-
-
-@pytest.mark.parametrize("name", [CONFIG_FILE, WEIGHTS])
-def test_an_index_is_not_made_of_files_that_changed(
-    name: str, store: AdapterStore, tmp_path: Path
-) -> None:
-    write_without_tensors(tmp_path, 300)
-    digests = [store.resolve(f"a{n}").result().digest for n in range(300)]
-    file = tmp_path / "a0" / name
-    file.write_bytes(file.read_bytes())
-    os.utime(file, (1, 1))
-
-    with pytest.raises(AdapterCorrupt, match="has changed since it was resolved"):
-        store.load(digests[0], print).result()
-
-    assert store.resolve("a0").result().digest != digests[0]
 
 
 def test_pages_go_through_all_adapters_by_digest(store: AdapterStore, tmp_path: Path) -> None:
@@ -214,81 +167,6 @@ def test_a_request_that_races_with_an_unload_always_finds_its_adapter(
     assert store.cache.pinned == frozenset()
 
 
-def test_a_dry_run_describes_an_adapter_and_remembers_nothing(
-    store: AdapterStore, tmp_path: Path
-) -> None:
-    files = adapter_files(lora(["q_proj", "k_proj", "v_proj"]))
-    write(tmp_path / "a", files)
-
-    found = store.validate("a").result()
-
-    assert (found.summary.reference, found.summary.rank, found.summary.targets) == ("a", 4, 6)
-    assert found.notes == (
-        "has tensors for k_proj, which target_modules does not name; they are used",
-    )
-    assert store.bytes_read == 0
-    assert store.list() == ((), 0)
-    with pytest.raises(AdapterNotFound):
-        store.summary(found.summary.digest)
-    assert store.resolve("a").result().digest == found.summary.digest
-
-
-def test_a_dry_run_of_the_tensors_reads_them_and_keeps_none(
-    store: AdapterStore, tmp_path: Path
-) -> None:
-    write(tmp_path / "a", adapter_files())
-
-    found = store.validate("a", tensors=True).result()
-
-    assert store.bytes_read == found.summary.bytes
-    assert store.cache.bytes == 0
-    assert store.list() == ((), 0)
-
-
-def test_a_dry_run_of_the_tensors_finds_what_is_not_finite(
-    store: AdapterStore, tmp_path: Path
-) -> None:
-    files = adapter_files()
-    write(tmp_path / "a", files | {WEIGHTS: files[WEIGHTS][:-4] + b"\xff" * 4})
-
-    assert store.validate("a").result().notes == ()
-    with pytest.raises(AdapterCorrupt, match="not finite"):
-        store.validate("a", tensors=True).result()
-
-
-@pytest.mark.parametrize(
-    ("files", "error"),
-    [
-        ({CONFIG_FILE: b"{"}, AdapterCorrupt),
-        ({CONFIG_FILE: json.dumps(CONFIG | {"r": 8}).encode()}, AdapterIncompatible),
-        ({WEIGHTS: b"short"}, AdapterCorrupt),
-    ],
-)
-def test_a_dry_run_refuses_what_a_request_would_be_refused(
-    files: dict[str, bytes], error: type[AdapterError], store: AdapterStore, tmp_path: Path
-) -> None:
-    write(tmp_path / "a", adapter_files() | files)
-
-    with pytest.raises(error) as dry:
-        store.validate("a").result()
-    with pytest.raises(error) as real:
-        store.resolve("a").result()
-
-    assert str(dry.value) == str(real.value)
-    assert isinstance(store.validate("../a").exception(), AdapterNotFound)
-
-
-def test_a_dry_run_sees_a_file_that_was_replaced(store: AdapterStore, tmp_path: Path) -> None:
-    write(tmp_path / "a", adapter_files())
-    before = store.resolve("a").result()
-    write(tmp_path / "a", adapter_files(lora(rank=2), r=2))
-
-    found = store.validate("a").result()
-
-    assert (found.summary.rank, before.rank) == (2, 4)
-    assert store.list() == ((before,), 1)
-
-
 def test_a_merge_is_as_far_away_as_its_farthest_member(store: AdapterStore, tmp_path: Path) -> None:
     for n in range(2):
         write(tmp_path / f"a{n}", adapter_files(lora(seed=n)))
@@ -332,3 +210,18 @@ def test_what_a_late_load_hears_is_what_the_first_heard(
     assert (leader.result(), follower.result()) == (None, None)
     assert [tensors.layer for tensors in first] == [ENDS, 0, 1]
     assert all(a is b for a, b in zip(first, late, strict=True))
+
+
+def test_a_hint_downloads_once_for_the_load_that_follows(
+    hub: FakeHub, hub_store: AdapterStore
+) -> None:
+    files = adapter_files()
+    hub.repos["org/a"] = Repo(files)
+    digest = hub_store.resolve("org/a").result().digest
+
+    hub_store.prefetch(digest)
+    layers = load(hub_store, digest)
+
+    assert layers == [ENDS, 0, 1]
+    assert hub.sent[WEIGHTS] == header_bytes(files[WEIGHTS]) + len(files[WEIGHTS])
+    assert hub_store.tier(digest) == "host"
