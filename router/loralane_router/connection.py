@@ -9,6 +9,7 @@ from loralane_proto import shard_pb2 as pb
 
 from loralane_router.dispatch import Dispatcher
 from loralane_router.errors import RequestError
+from loralane_router.facts import TIER_NAMES
 from loralane_router.metrics import Metrics
 from loralane_router.model import Model
 from loralane_router.registry import Registry
@@ -120,6 +121,8 @@ class Connection:
         self._metrics.steps.inc(0 if self._step is None else step.step - self._step)
         self._step = step.step
         self._registry.observe(step.residency)
+        for change in step.residency:
+            self._metrics.adapter_moves.labels(TIER_NAMES[change.tier]).inc()
 
     async def _set_ready(self, ready: bool) -> None:
         self._metrics.shard_up.set(ready)

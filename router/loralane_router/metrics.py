@@ -58,6 +58,12 @@ class Metrics:
             buckets=_SECONDS,
             registry=r,
         )
+        self.adapter_moves = Counter(
+            "loralane_adapter_moves",
+            "Adapters that came to a tier: to the device = loaded, elsewhere = evicted or unloaded",
+            ["tier"],
+            registry=r,
+        )
         self.shard_up = Gauge("loralane_shard_up", "1 while the shard answers", registry=r)
         #: What each adapter was used for; `exposition` writes it.
         self.usage = AdapterUsage()
