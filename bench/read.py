@@ -14,11 +14,11 @@ from statistics import median
 from typing import Final
 
 import torch
-from loralane_server.adapters.files import Reads
-from loralane_server.adapters.index import build_index
-from loralane_server.adapters.local_source import LocalPlace, LocalSource
-from loralane_server.adapters.reader import Reader
-from loralane_server.adapters.spec import parse_spec
+from loralane_server.adapters.formats.index import build_index
+from loralane_server.adapters.formats.spec import parse_spec
+from loralane_server.adapters.reading.reader import Reader
+from loralane_server.adapters.sources.files import Reads
+from loralane_server.adapters.sources.local_source import LocalPlace, LocalSource
 from loralane_server.assembly import base_shape
 from loralane_server.device.seam import ENDS
 from loralane_server.model.base_weights import BaseWeights

@@ -163,4 +163,3 @@ def _add_router_flags(parser: argparse.ArgumentParser) -> None:
         "--max-queue", type=int, default=defaults.max_queue, metavar="N", help="then answer 429"
     )
     parser.add_argument("--served-model-name", metavar="NAME", help="another name of the base")
-

@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from loralane_proto import shard_pb2_grpc as pb_grpc
 
 from loralane_server.adapters.pool import lanes_for
-from loralane_server.adapters.references import parse_root
+from loralane_server.adapters.sources.references import parse_root
 from loralane_server.assembly import Shard, assemble, find_model, open_store
 from loralane_server.config import ShardConfig
 from loralane_server.errors import ShardError

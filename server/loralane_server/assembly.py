@@ -12,10 +12,10 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-from loralane_server.adapters.base_shape import BaseShape
+from loralane_server.adapters.formats.base_shape import BaseShape
 from loralane_server.adapters.pool import LANE_PAGE, AdapterPool
-from loralane_server.adapters.s3_source import S3Settings
-from loralane_server.adapters.store import AdapterStore
+from loralane_server.adapters.sources.s3_source import S3Settings
+from loralane_server.adapters.store.store import AdapterStore
 from loralane_server.config import ShardConfig
 from loralane_server.device.cpu import CpuDevice
 from loralane_server.device.threads import use_threads

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from loralane_server.adapters.references import S3_SCHEME, AdapterRoot, S3Root
+from loralane_server.adapters.sources.references import S3_SCHEME, AdapterRoot, S3Root
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Generic
 import torch
 
 from loralane_server.adapters.pool import AdapterPool, Tenant
-from loralane_server.adapters.store import AdapterStore
+from loralane_server.adapters.store.store import AdapterStore
 from loralane_server.device.seam import BatchT, Device
 from loralane_server.device.threads import use_threads
 from loralane_server.errors import ShardError

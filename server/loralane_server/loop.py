@@ -12,7 +12,7 @@ from functools import partial
 from typing import Generic
 
 from loralane_server.adapters.pool import AdapterPool
-from loralane_server.adapters.store import AdapterStore
+from loralane_server.adapters.store.store import AdapterStore
 from loralane_server.device.seam import BatchT, Device, StepOutput
 from loralane_server.errors import ShardError
 from loralane_server.limits import Limits

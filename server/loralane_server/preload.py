@@ -5,9 +5,9 @@ import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from loralane_server.adapters.entries import AdapterSummary
 from loralane_server.adapters.pool import lanes_for
-from loralane_server.adapters.store import AdapterStore
+from loralane_server.adapters.store.entries import AdapterSummary
+from loralane_server.adapters.store.store import AdapterStore
 from loralane_server.engine import Engine
 from loralane_server.errors import AdapterTooLarge, ShardError
 

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from loralane_server.adapters.pool import AdapterPool, Tenant
-from loralane_server.adapters.reader import LayerTensors
-from loralane_server.adapters.store import AdapterStore
+from loralane_server.adapters.reading.reader import LayerTensors
+from loralane_server.adapters.store.store import AdapterStore
 from loralane_server.device.seam import ENDS, BatchT, Device
 from loralane_server.errors import ShardError
 from loralane_server.rows import Residency, Row

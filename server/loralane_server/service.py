@@ -15,10 +15,10 @@ import grpc
 from loralane_proto import shard_pb2 as pb
 from loralane_proto import shard_pb2_grpc as pb_grpc
 
-from loralane_server.adapters.derived import Merge
-from loralane_server.adapters.entries import AdapterSummary
+from loralane_server.adapters.merging.derived import Merge
 from loralane_server.adapters.pool import Tenant, lanes_for
-from loralane_server.adapters.store import AdapterStore
+from loralane_server.adapters.store.entries import AdapterSummary
+from loralane_server.adapters.store.store import AdapterStore
 from loralane_server.engine import Engine
 from loralane_server.errors import ShardError
 from loralane_server.rows import StepEvent

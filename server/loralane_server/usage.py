@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from loralane_server.adapters.reader import ReadTimes
+from loralane_server.adapters.reading.reader import ReadTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from loralane_proto import shard_pb2 as pb
 
-from loralane_server.adapters.merging import Recipe, recipe_of
+from loralane_server.adapters.merging.merging import Recipe, recipe_of
 from loralane_server.device.seam import Sampling
 from loralane_server.pages import PAGE_TOKENS
 from loralane_server.rows import Admission, Capacity, Finish, Residency, RowEvent, StepEvent

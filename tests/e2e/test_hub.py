@@ -19,7 +19,7 @@ from tests.product import (
     stop_cleanly,
     until,
 )
-from tests.server.adapters.fake_hub import FakeHub, Fault, Repo, fake_hub
+from tests.server.adapters.sources.fake_hub import FakeHub, Fault, Repo, fake_hub
 
 CROWD, TOKENS = 64, 8
 LOADS = 'loralane_adapter_moves_total{tier="device"}'

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from loralane_server.adapters.files import Reads, read_header
-from loralane_server.adapters.headers import FileHeader, parse_header
-from loralane_server.adapters.index import AdapterIndex, build_index
-from loralane_server.adapters.located import WEIGHTS_FILE, Located
-from loralane_server.adapters.spec import parse_spec
+from loralane_server.adapters.formats.headers import FileHeader, parse_header
+from loralane_server.adapters.formats.index import AdapterIndex, build_index
+from loralane_server.adapters.formats.spec import parse_spec
+from loralane_server.adapters.sources.files import Reads, read_header
+from loralane_server.adapters.sources.located import WEIGHTS_FILE, Located
 
 from tests.server.adapters.samples import BASE
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from loralane_server.adapters.pool import AdapterPool
-from loralane_server.adapters.reader import LayerTensors
-from loralane_server.adapters.store import AdapterStore
+from loralane_server.adapters.reading.reader import LayerTensors
+from loralane_server.adapters.store.store import AdapterStore
 from loralane_server.assembly import base_shape
 from loralane_server.device.cpu import CpuBatch, CpuDevice
 from loralane_server.device.seam import StepInput, TargetTensors

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from loralane_server import config
-from loralane_server.adapters.references import S3Root
+from loralane_server.adapters.sources.references import S3Root
 from loralane_server.config import ShardConfig
 
 S3 = S3Root("bucket", "adapters")

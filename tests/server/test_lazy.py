@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from loralane_proto import shard_pb2 as pb
 from loralane_proto import shard_pb2_grpc as pb_grpc
-from loralane_server.adapters.store import AdapterStore
+from loralane_server.adapters.store.store import AdapterStore
 from loralane_server.config import ShardConfig
 from loralane_server.service import ShardService
 

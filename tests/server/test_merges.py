@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from loralane_server.adapters.derived import Merge
-from loralane_server.adapters.merging import Recipe, recipe_of
+from loralane_server.adapters.merging.derived import Merge
+from loralane_server.adapters.merging.merging import Recipe, recipe_of
 from loralane_server.assembly import Shard
 from loralane_server.config import ShardConfig
 from loralane_server.device.seam import ENDS

@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stop_cleanly(world.served.command)
     say("\n".join(record.lines()))
     say("\n".join(f"{value:9.0f} {name}" for name, value in sorted(about["metrics"].items())))
-    say("MiB of all processes: " + ", ".join(f"{mib:.0f}" for mib in about["mib"]))
+    for name, sizes in about["mib"].items():
+        say(f"MiB of the {name}: " + ", ".join(f"{mib:.0f}" for mib in sizes))
     result = {"counts": record.counts, "wrong": record.wrong, "unexpected": record.unexpected}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result | about, indent=1), encoding="utf-8")
@@ -51,7 +52,7 @@ def say(text: str) -> None:
 
 async def _soak(world: SoakWorld, clients: int, seconds: float) -> tuple[Record, dict[str, Any]]:
     end = time.monotonic() + seconds
-    sizes: list[float] = []
+    sizes: dict[str, list[float]] = {"router": [], "shard": []}
     looking = asyncio.create_task(_look(world.served.command, sizes))
     record = await crowd(
         world.served.url, world.shelf, world.base, clients, until(end), timeout=_TIMEOUT_S
@@ -62,7 +63,7 @@ async def _soak(world: SoakWorld, clients: int, seconds: float) -> tuple[Record,
     shown = {
         name: value
         for name, value in found.items()
-        if "adapter" in name and "adapter_name=" not in name and "_bucket" not in name
+        if "adapter" in name and not any(part in name for part in ("digest=", "_name=", "_bucket"))
     }
     return record, {"seconds": seconds, "clients": clients, "metrics": shown, "mib": sizes}
 
@@ -72,10 +73,11 @@ def until(end: float) -> Callable[[Record], bool]:
     return lambda record: time.monotonic() < end and len(record.wrong) < 100
 
 
-async def _look(command: Command, sizes: list[float]) -> None:
+async def _look(command: Command, sizes: dict[str, list[float]]) -> None:
+    processes = {"router": psutil.Process(command.pid), "shard": command.children()[0]}
     while True:
-        processes = [psutil.Process(command.pid), *command.children()]
-        sizes.append(sum(process.memory_info().rss for process in processes) / 2**20)
+        for name, process in processes.items():
+            sizes[name].append(process.memory_info().rss / 2**20)
         await asyncio.sleep(_LOOK_EVERY_S)
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from loralane_server.adapters.base_shape import EMBED, FUSED, HEAD, module_name
+from loralane_server.adapters.formats.base_shape import EMBED, FUSED, HEAD, module_name
 from loralane_server.device.seam import ENDS
 from loralane_server.errors import ModelUnsupported, SourceUnavailable
 from loralane_server.model.spec import ModelSpec

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-from loralane_server.adapters.base_shape import FUSED
+from loralane_server.adapters.formats.base_shape import FUSED
 from loralane_server.device.memory import mapped
 from loralane_server.device.seam import GROUPS, BatchT, Device, LayerWeights, Linear
 from loralane_server.errors import ModelUnsupported

@@ -2,15 +2,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loralane_server.adapters.hub_source import HubSettings
-from loralane_server.adapters.references import S3Root
-from loralane_server.adapters.s3_source import S3Settings
-from loralane_server.adapters.store import AdapterStore
+from loralane_server.adapters.sources.hub_source import HubSettings
+from loralane_server.adapters.sources.references import S3Root
+from loralane_server.adapters.sources.s3_source import S3Settings
+from loralane_server.adapters.store.store import AdapterStore
 
 from tests.server.adapters.clock import Clock
-from tests.server.adapters.fake_hub import FakeHub, fake_hub
-from tests.server.adapters.fake_s3 import FakeS3, fake_s3
 from tests.server.adapters.samples import store_at
+from tests.server.adapters.sources.fake_hub import FakeHub, fake_hub
+from tests.server.adapters.sources.fake_s3 import FakeS3, fake_s3
 
 
 @pytest.fixture

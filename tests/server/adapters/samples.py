@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck
 from hypothesis import settings as fuzz
-from loralane_server.adapters.base_shape import BaseShape, block_of
-from loralane_server.adapters.files import Reads
-from loralane_server.adapters.index import AdapterIndex, build_index
-from loralane_server.adapters.local_source import LocalPlace, LocalSource
-from loralane_server.adapters.reader import LayerTensors
-from loralane_server.adapters.references import AdapterRoot
-from loralane_server.adapters.spec import MAX_RANK, parse_spec
-from loralane_server.adapters.store import AdapterStore
+from loralane_server.adapters.formats.base_shape import BaseShape, block_of
+from loralane_server.adapters.formats.index import AdapterIndex, build_index
+from loralane_server.adapters.formats.spec import MAX_RANK, parse_spec
+from loralane_server.adapters.reading.reader import LayerTensors
+from loralane_server.adapters.sources.files import Reads
+from loralane_server.adapters.sources.local_source import LocalPlace, LocalSource
+from loralane_server.adapters.sources.references import AdapterRoot
+from loralane_server.adapters.store.store import AdapterStore
 
 BASE = BaseShape(
     layers=2,

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from tests.server.adapters.against_peft import BIASED, PLAIN, TIED, saved_model
+from tests.server.adapters.formats.against_peft import BIASED, PLAIN, TIED, saved_model
 
 OUT = {"q_proj": 32, "k_proj": 16, "v_proj": 16, "gate_proj": 40, "up_proj": 40}
 FUSED = {

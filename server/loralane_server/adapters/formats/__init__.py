@@ -1,0 +1,1 @@
+"""What an adapter's files say: config, headers, names; and how that maps to the base."""

@@ -1,0 +1,182 @@
+"""The tensors of one layer, read when it is needed: by range, folded in float32, checked, cast.
+
+Masks multiply, and 0 x NaN would poison every row of a batch, so nothing that is not finite passes.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from loralane_server.adapters.formats.base_shape import module_name
+from loralane_server.adapters.formats.index import AdapterIndex
+from loralane_server.adapters.formats.targets import Rows, Target
+from loralane_server.adapters.reading.factors import Factors, Folded, fold, served
+from loralane_server.adapters.reading.ranges import OpenFile, read_tensors
+from loralane_server.adapters.reading.table_reader import TableFiles
+from loralane_server.adapters.sources.files import Reads
+from loralane_server.device.seam import ENDS, TableRows, TargetTensors
+from loralane_server.errors import AdapterIncompatible
+from loralane_server.model.base_weights import BaseWeights
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTimes:
+    """Milliseconds that reading took."""
+
+    #: Until the files were open; on the hub this is the download.
+    open_ms: float = 0.0
+    read_ms: float = 0.0
+    #: Folding, checking, casting.
+    cast_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerTensors:
+    """One layer of one adapter, ready for the lanes: CPU tensors in the shard's dtype.
+
+    By module name; contiguous; nobody may write to them. Gain and shift are float32.
+    """
+
+    #: `ENDS` for the embedding and the head.
+    layer: int
+    targets: dict[str, TargetTensors]
+    nbytes: int
+    #: Of the `ENDS` only.
+    tables: dict[str, TableRows] = field(default_factory=dict)
+    #: Zero when it came from memory.
+    times: ReadTimes = field(default_factory=ReadTimes)
+
+
+class Reader:
+    """Reads layers for a shard that computes in `dtype`; any thread.
+
+    `base` gives the base's own weights, for adapters that are relative to them (DoRA, biases).
+    """
+
+    def __init__(self, dtype: torch.dtype, reads: Reads, base: BaseWeights | None = None) -> None:
+        self._dtype = dtype
+        self._reads = reads
+        self._base = base
+        #: Casting computes: of many loads at once, one takes a core from the steps, not all.
+        self._casting = threading.Lock()
+
+    def read_layer(self, index: AdapterIndex, open_file: OpenFile, layer: int) -> LayerTensors:
+        """Read exactly this layer's tensors; a layer without targets reads nothing.
+
+        Raises:
+            AdapterCorrupt: truncated, changed since it was resolved, or not finite.
+            AdapterIncompatible: relative to the base's weights, which are not at hand.
+            AdapterTooLarge: tables that turn out to differ from the base's are above the budget.
+            AdapterNotFound, SourceUnavailable: as `open_file` and the disks.
+        """
+        opening = _Opening(open_file)
+        began = time.perf_counter()
+        factors = self._factors(index, opening, layer)
+        tables: Mapping[str, TableRows] = {}
+        if layer == ENDS and index.tables:
+            files = TableFiles(opening, self._reads, self._dtype, self._base)
+            tables, factors = files.read(index.tables, factors)
+        read = time.perf_counter()
+        with self._casting:
+            began_casting = time.perf_counter()
+            served_layer = self.serve(layer, factors, tables)
+            cast_ms = (time.perf_counter() - began_casting) * 1e3
+        read_ms = (read - began) * 1e3 - opening.ms
+        return replace(served_layer, times=ReadTimes(opening.ms, read_ms, cast_ms))
+
+    def read_factors(
+        self, index: AdapterIndex, open_file: OpenFile, layer: int
+    ) -> dict[str, Factors]:
+        """Read this layer's targets as trained, in float32, by module name.
+
+        Raises as `read_layer`, but does not look for what is not finite. `AdapterIncompatible` also
+        where there is more than factors: tables that are not the base's own.
+        """
+        factors = self._factors(index, open_file, layer)
+        if layer == ENDS and index.tables:
+            files = TableFiles(open_file, self._reads, self._dtype, self._base)
+            tables, _ = files.read(index.tables, factors)
+            if tables:
+                raise AdapterIncompatible(
+                    f"{index.reference} brings its own {', '.join(tables)}, so it is more than LoRA"
+                )
+        return {module: own.in_float32() for module, own in factors.items()}
+
+    def serve(
+        self,
+        layer: int,
+        factors: Mapping[str, Factors],
+        tables: Mapping[str, TableRows] = MappingProxyType({}),
+    ) -> LayerTensors:
+        """Fold, cast and check; `tables` are taken as they are. Raises as `read_layer`."""
+        targets = {module: self._target(layer, module, own) for module, own in factors.items()}
+        nbytes = sum(target.nbytes for target in targets.values())
+        nbytes += sum(table.rows.nbytes for table in tables.values())
+        return LayerTensors(layer, targets, nbytes, dict(tables))
+
+    def _factors(self, index: AdapterIndex, open_file: OpenFile, layer: int) -> dict[str, Factors]:
+        targets = index.layer(layer)
+        refs = [ref for target in targets for ref in target.refs]
+        stored = read_tensors(refs, open_file, self._reads)
+        return {target.module: _factors_of(target, stored) for target in targets}
+
+    def _target(self, layer: int, module: str, factors: Factors) -> TargetTensors:
+        name = module_name(layer, module)
+        folded = self._folded(layer, module, factors)
+        gain, shift = folded.gain, folded.shift
+        return TargetTensors(
+            served(factors.a, self._dtype, f"{name}.lora_A"),
+            served(folded.b, self._dtype, f"{name}.lora_B"),
+            None if gain is None else served(gain, torch.float32, f"{name}: its magnitudes"),
+            None if shift is None else served(shift, torch.float32, f"{name}: its bias"),
+        )
+
+    def _folded(self, layer: int, module: str, factors: Factors) -> Folded:
+        if factors.bias is None and factors.magnitude is None:
+            return fold(factors, None, None)
+        if self._base is None:
+            name = module_name(layer, module)
+            raise AdapterIncompatible(f"{name}: the base's weights, which it needs, are not here")
+        weight = partial(self._base.weight, layer, module)
+        return fold(factors, weight, self._base.bias(layer, module))
+
+
+class _Opening:
+    """Counts how long files took to open."""
+
+    def __init__(self, open_file: OpenFile) -> None:
+        self._open_file = open_file
+        self.ms = 0.0
+
+    def __call__(self, name: str) -> Path:
+        began = time.perf_counter()
+        path = self._open_file(name)
+        self.ms += (time.perf_counter() - began) * 1e3
+        return path
+
+
+def _factors_of(target: Target, stored: Mapping[str, Tensor]) -> Factors:
+    """The target's tensors as stored; a target without A and B gets empty ones."""
+
+    def rows(part: Rows | None) -> Tensor | None:
+        return None if part is None else stored[part.ref.name][part.begin : part.end]
+
+    b, bias = rows(target.b), rows(target.bias)
+    if target.a is None or b is None:
+        assert bias is not None, "a target without A and B replaces a bias"
+        return Factors(torch.empty(0, target.columns), torch.empty(0, len(bias)), 0.0, bias=bias)
+    return Factors(
+        stored[target.a.name],
+        b.T,
+        target.scale,
+        lora_bias=rows(target.lora_bias),
+        bias=bias,
+        magnitude=rows(target.magnitude),
+    )

@@ -1,0 +1,1 @@
+"""All adapters that a shard knows, and the reads under way."""
