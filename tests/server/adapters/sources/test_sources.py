@@ -333,6 +333,6 @@ def test_refused_names_reach_no_hub(tmp_path: Path) -> None:
 def test_everything_before_the_reader_works_without_torch() -> None:
     code = "import sys, loralane_server.adapters.{}; sys.exit('torch' in sys.modules)"
 
-    for module in ("sources", "index"):
+    for module in ("sources.sources", "formats.index"):
         done: Any = subprocess.run([sys.executable, "-c", code.format(module)], env=os.environ)
         assert done.returncode == 0
