@@ -13,6 +13,8 @@ from tests.soak.shelf import Shelf, fill
 
 #: Room for about a dozen of the adapters, and for about fifty on the host.
 _LANES, _HOST_BYTES = 128, 2 << 20
+#: Little, so that what grows is not KV pages that are touched for the first time.
+_KV_BYTES: Final = 8 << 20
 _ROWS: Final = 16
 
 
@@ -31,7 +33,12 @@ def soak_world(folder: Path, adapters: int, changing: int, versions: int) -> Ite
     reference = Reference()
     shelf = fill(folder / "adapters", reference, adapters, changing, versions)
     tiny.write_base(reference.base, dict(reference.weights), folder / "model")
-    flags = [f"--lanes={_LANES}", f"--host-cache={_HOST_BYTES}", f"--max-rows={_ROWS}"]
+    flags = [
+        f"--lanes={_LANES}",
+        f"--host-cache={_HOST_BYTES}",
+        f"--max-rows={_ROWS}",
+        f"--kv-memory={_KV_BYTES}",
+    ]
     with serve(
         str(folder / "model"), f"--adapter-root={shelf.root}", "--dtype=float32", "--threads=1",
         *flags,
