@@ -119,6 +119,7 @@ class Dispatcher:
         if self._ledger is not None:
             for adapter in adapters:
                 self._ledger.pin(adapter)
+        self._wake.set()
 
     def note_unloaded(self, digest: str) -> None:
         """Take over that the shard has forgotten an adapter."""
@@ -162,6 +163,7 @@ class Dispatcher:
     def _batch(self) -> pb.RunRequest | None:
         """Return what to send now, None if nothing; admissions count as running from here on."""
         now = self._clock()
+        self._refuse_kept_out()
         admitted = self._admit(now)
         ahead = self._look_ahead(now) if admitted or self._changed else []
         if not admitted and not self._cancels and not ahead:
@@ -180,6 +182,16 @@ class Dispatcher:
         ahead = to_prefetch(self._queues.lines(now), held, self._prefetched)
         self._prefetched.update(ahead)
         return ahead
+
+    def _refuse_kept_out(self) -> None:
+        """End who would wait in vain: adapters that were pinned meanwhile hold too many lanes."""
+        assert self._ledger is not None
+        for digest, lanes in self._queues.wanted_lanes().items():
+            try:
+                self._ledger.check_pins(digest, lanes)
+            except RequestError as error:
+                for request_id in self._queues.drop(digest):
+                    self._entries.pop(request_id).generation.fail(error)
 
     def _admit(self, now: float) -> list[pb.Admission]:
         assert self._ledger is not None

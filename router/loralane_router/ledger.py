@@ -73,15 +73,19 @@ class Ledger:
                 pb.ERROR_KIND_TOO_LARGE,
                 f"the adapter takes {lanes} lanes and the shard has {capacity.lanes_total}",
             )
-        pinned = self.pinned_lanes(without=adapter.digest)
-        if lanes > capacity.lanes_total - pinned:
+        self.check_pins(adapter.digest, lanes)
+        return pages
+
+    def check_pins(self, digest: str, lanes: int) -> None:
+        """Raise RequestError if an adapter can have no lanes before another is unpinned."""
+        pinned, total = self.pinned_lanes(without=digest), self._capacity.lanes_total
+        if lanes > total - pinned:
             raise RequestError(
                 pb.ERROR_KIND_OVERLOADED,
                 f"the adapter takes {lanes} lanes, but pinned adapters hold {pinned} of "
-                f"{capacity.lanes_total}; unpin one",
+                f"{total}; unpin one",
                 retry_after_s=_PINNED_RETRY_S,
             )
-        return pages
 
     def uses(self, digest: str) -> bool:
         """Whether an admitted request refers to this adapter."""

@@ -60,10 +60,21 @@ class Queues:
         del self._digests[ask.request_id]
         self._forget_if_empty(ask.digest)
 
+    def drop(self, digest: str) -> list[int]:
+        """Take out all requests that wait for an adapter; return their ids."""
+        dropped = [ask.request_id for ask in self._queues.pop(digest).asks]
+        for request_id in dropped:
+            del self._digests[request_id]
+        return dropped
+
     def clear(self) -> None:
         """Forget everybody."""
         self._queues.clear()
         self._digests.clear()
+
+    def wanted_lanes(self) -> dict[str, int]:
+        """Return the lanes of every adapter that requests wait for, also of those held back."""
+        return {digest: queue.asks[0].lanes for digest, queue in self._queues.items()}
 
     def lines(self, now: float) -> list[Line]:
         """Return the queues from which requests may be admitted now."""

@@ -58,6 +58,25 @@ async def test_closing_a_running_request_frees_its_row_at_the_next_step(start_sh
     assert [delta async for delta in running] == []
 
 
+async def test_who_waits_for_lanes_that_others_then_pin_is_told_so(start_shard, start_router):
+    adapters = {name: {"increment": 2, "lanes": 8} for name in ("busy", "pinned", "narrow")}
+    adapters["wide"] = {"increment": 3, "lanes": 16}
+    shard = await start_shard(adapters, rows_total=1, lanes_total=16, manual=True)
+    router = await start_router(shard)
+    busy, wide, narrow = [await router.open(ask(n, 1)) for n in ("busy", "wide", "narrow")]
+    await shard.until(lambda s: bool(s.rows))
+
+    await router.pin_adapter("pinned", True)
+    with pytest.raises(RequestError) as caught:
+        await text_of(wide)
+    shard.step(2)
+
+    assert (caught.value.status.http, caught.value.retry_after_s) == (429, 1.0)
+    assert "pinned adapters hold 8 of 16" in caught.value.message
+    assert [await text_of(generation) for generation in (busy, narrow)] == ["c", "c"]
+    router._dispatcher.check()
+
+
 async def test_a_quiet_adapter_is_not_behind_a_chatty_ones_backlog(start_shard, start_router):
     adapters = {"chatty": {"increment": 2}, "quiet": {"increment": 3}}
     shard = await start_shard(adapters, rows_total=1, manual=True)
