@@ -23,6 +23,7 @@ from loralane_server.limits import Limits
 from loralane_server.loop import StepLoop
 from loralane_server.model.decoder import Decoder
 from loralane_server.pages import PageTable
+from loralane_server.residency import Freed
 from loralane_server.rows import Admission, Capacity, Sink
 from loralane_server.usage import LoadTimes, UsageBook
 from loralane_server.waves import Progress
@@ -107,23 +108,22 @@ class Engine(Generic[BatchT]):
         self._inbox.put(begin)
         return done
 
-    def unload(self, digest: str) -> "Future[int]":
-        """Free an adapter's lanes; the future gives how many, or `AdapterInUse`."""
+    def unload(self, digest: str) -> "Future[Freed]":
+        """Forget an adapter; the future gives what that freed, or `AdapterInUse`."""
         return self._inbox.ask(lambda: self._residency.unload(digest))
 
     def pin(self, digest: str, pinned: bool) -> "Future[bool]":
         """Pin or unpin an adapter that owns lanes; the future tells whether it does."""
-        return self._inbox.ask(lambda: self._residency.pool.pin(digest, pinned))
+        return self._inbox.ask(lambda: self._residency.pin(digest, pinned))
 
     def set_ttl(self, digest: str, seconds: float) -> "Future[None]":
         """Let an adapter expire when it is unused for so long, from now on; 0 = never."""
         return self._inbox.ask(lambda: self._usage.set_ttl(digest, seconds))
 
     def expire(self) -> "Future[list[str]]":
-        """Free the lanes of adapters whose time to live is over.
+        """Forget the adapters whose time to live is over; the future gives their digests.
 
-        The future gives the digests that are to be forgotten, those that own no lanes included.
-        An adapter in use, pinned or being loaded never expires.
+        Those that own no lanes are among them. One in use, pinned or being loaded never expires.
         """
         return self._inbox.ask(self._residency.expire)
 

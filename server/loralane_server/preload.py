@@ -39,7 +39,6 @@ async def preload(
         log.info("preloaded adapter %d of %d: %s", number, len(loads), name)
     for name in pinned:
         await asyncio.wrap_future(engine.pin(found[name].digest, True))
-        store.pin(found[name].digest, True)
 
 
 async def _naming(name: str, work: Awaitable[T]) -> T:

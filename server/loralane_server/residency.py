@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from loralane_server.adapters.pool import AdapterPool, Tenant
 from loralane_server.adapters.reading.reader import LayerTensors
@@ -50,6 +51,13 @@ class Staged:
     layer: LayerTensors | None
     #: When it was handed over, on the clock of `time.perf_counter`.
     since: float
+
+
+class Freed(NamedTuple):
+    """What unloading an adapter made free."""
+
+    lanes: int
+    host_bytes: int
 
 
 class ResidencyManager:
@@ -121,18 +129,28 @@ class ResidencyManager:
         else:
             done.set_result(None)
 
-    def unload(self, digest: str) -> int:
-        """Free an adapter's lanes; return how many. Raises `AdapterInUse`."""
-        tenant = self.pool.get(digest)
-        lanes = self.pool.evict(digest)
-        if tenant is not None:
-            self._forget_lanes(tenant.pages)
-            self._changes.append(Residency(digest, resident=False, lanes=0))
+    def unload(self, digest: str) -> Freed:
+        """Free an adapter's lanes and its host copy, and list it no more. Raises `AdapterInUse`.
+
+        One act, since loads begin on this thread too: who owns lanes is always listed.
+        """
+        lanes = self._free_lanes(digest)
         self._usage.forget(digest)
-        return lanes
+        return Freed(lanes, self._store.unload(digest))
+
+    def pin(self, digest: str, pinned: bool) -> bool:
+        """Keep an adapter's lanes and its host copy, or let them go; return whether it owns lanes.
+
+        One that owns none cannot be pinned: then nothing has changed.
+        """
+        owns_lanes = self.pool.get(digest) is not None
+        if owns_lanes or not pinned:
+            self._store.pin(digest, pinned)
+            self.pool.pin(digest, pinned)
+        return owns_lanes
 
     def expire(self) -> list[str]:
-        """Free the lanes of adapters whose time to live is over; return who is to be forgotten.
+        """Unload the adapters whose time to live is over; return their digests.
 
         That is whoever was loaded, used or given a time to live here, with lanes or without, but
         for those in use, pinned or being loaded.
@@ -140,7 +158,8 @@ class ResidencyManager:
         busy = {tenant.digest for tenant in self.pool.tenants() if not tenant.evictable}
         expired = self._usage.take_expired(kept=busy)
         for digest in expired:
-            self.unload(digest)
+            self._free_lanes(digest)
+        self._store.unload(*expired)
         return expired
 
     def write_staged(self) -> None:
@@ -168,6 +187,14 @@ class ResidencyManager:
             assert not tenant.resident
             assert not load.complete
             assert all(row.admission.digest == digest and not row.ready for row in load.rows)
+
+    def _free_lanes(self, digest: str) -> int:
+        tenant = self.pool.get(digest)
+        lanes = self.pool.evict(digest)
+        if tenant is not None:
+            self._forget_lanes(tenant.pages)
+            self._changes.append(Residency(digest, resident=False, lanes=0))
+        return lanes
 
     def _ensure(self, digest: str) -> None:
         """Give the adapter lanes and start its load, unless it has them already."""

@@ -151,9 +151,8 @@ class ShardService(pb_grpc.ShardServicer):
     ) -> pb.UnloadAdapterReply:
         """Free an adapter's lanes and its host copy."""
         self._store.summary(request.digest)
-        lanes = await asyncio.wrap_future(self._engine.unload(request.digest))
-        freed = self._store.unload(request.digest)
-        return pb.UnloadAdapterReply(freed_host_bytes=freed, freed_lanes=lanes)
+        freed = await asyncio.wrap_future(self._engine.unload(request.digest))
+        return pb.UnloadAdapterReply(freed_host_bytes=freed.host_bytes, freed_lanes=freed.lanes)
 
     @typed_errors
     async def PinAdapter(self, request: pb.PinAdapterRequest, context: Any) -> pb.Adapter:  # noqa: N802
@@ -163,7 +162,6 @@ class ShardService(pb_grpc.ShardServicer):
             if not request.pinned:
                 break  # it holds no lanes: there is nothing to let go
             await asyncio.wrap_future(self._engine.load(request.digest))
-        self._store.pin(request.digest, request.pinned)
         return self._describe(summary, await self._tenants())
 
     async def ListAdapters(  # noqa: N802
@@ -216,8 +214,7 @@ class ShardService(pb_grpc.ShardServicer):
         """
         while True:
             await asyncio.sleep(_EXPIRY_S)
-            for digest in await asyncio.wrap_future(self._engine.expire()):
-                self._store.unload(digest)
+            await asyncio.wrap_future(self._engine.expire())
 
     async def _resolved(self, reference: str, token: str) -> AdapterSummary:
         return await asyncio.wrap_future(self._store.resolve(reference, token or None))

@@ -51,6 +51,32 @@ def test_however_much_has_arrived_little_is_written_between_two_steps(many: Path
         listener.wait(1)
 
 
+def test_who_loads_an_adapter_right_behind_its_unloading_has_it_listed(tiny: Path) -> None:
+    with gated(tiny) as (shard, listener):
+        digest = shard.digest("r12")
+        shard.engine.load(digest).result(60)
+        shard.engine.pin(digest, True).result()
+        pinned = shard.store.cache.pinned
+
+        unloading = shard.engine.unload(digest)
+        listener.generate(Admission(1, digest, (1, 2, 3), max_tokens=1))
+
+        assert pinned == {digest}
+        assert unloading.result().lanes == 16
+        assert unloading.result().host_bytes > 0
+        assert shard.store.is_listed(digest)
+        assert shard.store.cache.pinned == frozenset()
+        assert [tenant.digest for tenant in shard.engine.tenants().result()] == [digest]
+
+
+def test_what_owns_no_lanes_is_not_pinned(tiny: Path) -> None:
+    with gated(tiny) as (shard, _):
+        digest = shard.digest("r12")
+
+        assert not shard.engine.pin(digest, True).result()
+        assert shard.store.cache.pinned == frozenset()
+
+
 def test_a_load_that_hangs_holds_up_no_other(many: Path) -> None:
     with gated(many, lanes=MANY * 64) as (shard, _):
         digests = [shard.digest(f"a{number}") for number in range(MANY)]

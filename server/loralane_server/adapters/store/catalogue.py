@@ -134,17 +134,21 @@ class Catalogue:
             self._list(record)
             return record.entry
 
-    def hide(self, digest: str) -> None:
-        """List an adapter no more and forget how it was found; for a while it can be loaded."""
+    def hide(self, *digests: str) -> None:
+        """List adapters no more and forget how they were found; for a while they can be loaded.
+
+        The answers are gone through once, however many adapters go.
+        """
         with self._lock:
-            record = self._records.get(digest)
-            if record is None:
+            hidden = {
+                digest: self._records[digest] for digest in digests if digest in self._records
+            }
+            for record in hidden.values():
+                self._unlist(record)
+            if not any(record.answers for record in hidden.values()):
                 return
-            self._unlist(record)
-            if record.answers:
-                for asker in [a for a, known in self._answers.items() if known.digest == digest]:
-                    del self._answers[asker]
-                    self._let_go(digest)
+            for asker in [a for a, known in self._answers.items() if known.digest in hidden]:
+                self._let_go(self._answers.pop(asker).digest)
                 self._trim()
 
     def is_listed(self, digest: str) -> bool:

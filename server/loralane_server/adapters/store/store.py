@@ -178,17 +178,17 @@ class AdapterStore:
         if self._cache.could_hold(digest, entry.summary.bytes):
             self._loads.ahead(digest, partial(self._opened, entry))
 
-    def unload(self, digest: str) -> int:
-        """Forget an adapter until it is used again; returns the host bytes freed.
+    def unload(self, *digests: str) -> int:
+        """Forget adapters until they are used again; returns the host bytes freed.
 
-        It is no longer listed, pinned or held. Whoever was given its digest before can still load
-        it, which lists it again.
+        They are no longer listed, pinned or held. Whoever was given a digest before can still load
+        that adapter, which lists it again.
         """
         with self._pinning:
-            self._cache.pin(digest, False)
-            if not self._loads.is_wanted(digest):
-                self._catalogue.hide(digest)
-            return self._loads.forget(digest)
+            for digest in digests:
+                self._cache.pin(digest, False)
+            self._catalogue.hide(*(d for d in digests if not self._loads.is_wanted(d)))
+            return sum(map(self._loads.forget, digests))
 
     def pin(self, digest: str, pinned: bool) -> None:
         """Keep an adapter's host copy from eviction, until it is unpinned or unloaded.
