@@ -6,6 +6,7 @@ the shard serves.
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import logging
@@ -85,7 +86,8 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as exc:
         listener.close()
         reason = exc.strerror or str(exc)
-        raise CannotStart(f"cannot serve on {host}:{port}: {reason}; try another --port") from exc
+        flag = "--port" if exc.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise CannotStart(f"cannot serve on {host}:{port}: {reason}; try another {flag}") from exc
     return listener
 
 
@@ -149,7 +151,9 @@ async def _start(
         try:
             port = await grpc_server.start(config.host, config.grpc_port)
         except RuntimeError as exc:
-            raise CannotStart(f"cannot serve gRPC on {config.host}:{config.grpc_port}") from exc
+            raise CannotStart(
+                f"cannot serve gRPC on {config.host}:{config.grpc_port}; try another --grpc-port"
+            ) from exc
         _log.info("gRPC on %s:%d", config.host, port)
     if shard is not None:
         await shard.wait_ready()

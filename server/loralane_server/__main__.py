@@ -137,7 +137,10 @@ async def _serve(config: ShardConfig) -> int:
     pb_grpc.add_ShardServicer_to_server(service, server)
     status = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
-    port = server.add_insecure_port(config.listen)
+    try:
+        port = server.add_insecure_port(config.listen)
+    except RuntimeError as exc:  # grpc says no more than that it failed
+        raise ShardError(f"cannot listen on {config.listen}; try another --listen") from exc
     await status.set("", health_pb2.HealthCheckResponse.SERVING)
     await server.start()
     host = config.listen.rpartition(":")[0]

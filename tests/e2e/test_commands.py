@@ -64,6 +64,14 @@ def check(world: World, reference: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+def test_a_shard_that_cannot_listen_says_where(world: World, commands: list[Command]):
+    shard = Command("shard", *world.flags, "--listen=nowhere")
+    commands.append(shard)
+
+    assert shard.wait() == 1
+    assert shard.output.endswith("loralane: cannot listen on nowhere; try another --listen")
+
+
 def test_check_says_what_an_adapter_is(world: World):
     done = check(world, "g")
 

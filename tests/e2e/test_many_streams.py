@@ -1,13 +1,29 @@
 """Many streams over many adapters in one batch, and half of their clients gone."""
 
 import asyncio
+from collections.abc import Iterator
 
 import httpx
+import pytest
 
-from tests.product import GOOD, World, assert_all_free, events_of, metrics, until
+from tests.e2e.conftest import client_of
+from tests.product import (
+    GOOD,
+    LONGEST,
+    Served,
+    World,
+    assert_all_free,
+    events_of,
+    metrics,
+    serve,
+    stop_cleanly,
+    until,
+)
 
 ADAPTERS = ("", *(recipe.name for recipe in GOOD))
 STREAMS, TOKENS, LONG = 64, 32, 200
+#: What those ask for who leave: one that is computed to its end makes more than all others.
+ENDLESS = LONGEST - 100
 
 Case = tuple[str, str]
 
@@ -59,12 +75,21 @@ async def test_64_streams_over_8_adapters_and_the_base_are_all_right(http, world
     assert TOKENS <= steps < tokens / 4, "they ran in one batch"
 
 
-async def test_streams_whose_neighbours_vanish_end_right_and_everything_is_free_again(http, world):
+@pytest.fixture
+def long(world: World) -> Iterator[Served]:
+    """A server for as many streams, of the model's whole length."""
+    flags = [*world.flags, f"--max-model-len={LONGEST}", f"--max-rows={STREAMS}"]
+    with serve(*flags) as served:
+        yield served
+        stop_cleanly(served.command)
+
+
+async def test_streams_whose_neighbours_vanish_end_right_and_everything_is_free_again(long, world):
     asked = cases()
-    both = asyncio.Barrier(STREAMS + 1)
+    both = asyncio.Barrier(STREAMS)
 
     async def leave(case: Case) -> None:
-        async with http.stream("POST", "/v1/completions", json=body(case, LONG)) as reply:
+        async with http.stream("POST", "/v1/completions", json=body(case, ENDLESS)) as reply:
             await anext(reply.aiter_lines())
             await both.wait()
 
@@ -77,14 +102,14 @@ async def test_streams_whose_neighbours_vanish_end_right_and_everything_is_free_
         events = events_of("\n".join([first, *rest]))
         return "".join(event["choices"][0]["text"] for event in events)
 
-    async with asyncio.TaskGroup() as group:
-        staying = [group.create_task(stay(case)) for case in asked[::2]]
-        for case in asked[1::2]:
-            group.create_task(leave(case))
-        await both.wait()
-        # Freed at once, not at the end: those who stayed all run on.
-        now = await until(http, running=STREAMS // 2)
-        assert now["loralane_rows_free"] == STREAMS // 2
+    async with client_of(long) as http:
+        async with asyncio.TaskGroup() as group:
+            staying = [group.create_task(stay(case)) for case in asked[::2]]
+            for case in asked[1::2]:
+                group.create_task(leave(case))
+        after = await until(http, running=0, waiting=0)
 
     assert [task.result() for task in staying] == expected_texts(world, asked, LONG)[::2]
-    assert_all_free(await until(http, running=0, waiting=0))
+    assert_all_free(after)
+    of_gone = after["loralane_generated_tokens_total"] - STREAMS // 2 * LONG
+    assert of_gone < ENDLESS, "all were freed when they left, none at its end"

@@ -9,16 +9,27 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import client_of
-from tests.product import GOOD, PATIENCE_S, Command, Served, World, metrics, serve, stop_cleanly
+from tests.product import (
+    GOOD,
+    LONGEST,
+    PATIENCE_S,
+    Command,
+    Served,
+    World,
+    metrics,
+    serve,
+    stop_cleanly,
+)
 
-PROMPT, TOKENS, LONG = "tale 01", 8, 400
+PROMPT, TOKENS = "tale 01", 8
 DIGEST, COLD = "x-loralane-adapter-digest", "x-loralane-adapter-cold-ms"
 
 
 @pytest.fixture(scope="module")
 def small(world: World) -> Iterator[Served]:
     """A server with one row, that has `a` and `c` from the start and knows no other by alias."""
-    with serve(*world.bare_flags, "--max-rows=1", "--preload=a", "--pin=c") as served:
+    flags = [*world.bare_flags, f"--max-model-len={LONGEST}", "--max-rows=1"]
+    with serve(*flags, "--preload=a", "--pin=c") as served:
         yield served
         stop_cleanly(served.command)
 
@@ -133,14 +144,13 @@ async def test_an_adapter_that_nobody_uses_is_forgotten_and_comes_back_when_it_i
 
 
 async def test_an_adapter_is_read_to_memory_while_its_request_waits_for_a_row(http, world):
-    async with http.stream("POST", "/v1/completions", json=body_of("a", LONG, True)) as running:
-        lines = running.aiter_lines()
-        await anext(lines)
+    # Far longer than any read: its client leaves when it has seen what it waits for.
+    endless = {**body_of("a", LONGEST - 100, stream=True), "ignore_eos": True}
+    async with http.stream("POST", "/v1/completions", json=endless) as running:
+        await anext(running.aiter_lines())
         waiting = asyncio.create_task(ask(http, "b"))
         await until_tier(http, "b", "host")
         still_waiting = not waiting.done()
-        async for _ in lines:
-            pass
     reply = await waiting
 
     assert still_waiting

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 from loralane_router.config import RouterConfig
-from loralane_router.serve import bind, invitation, run
+from loralane_router.serve import CannotStart, bind, invitation, run
 from loralane_router.shard_process import ShardEnded, ShardProcess
 
 
@@ -117,6 +117,20 @@ def test_the_invitation_is_one_line_with_a_command_that_works(host, url):
     assert "\n" not in line
     assert f"curl {url}/v1/completions" in line
     assert '"model": "demo"' in line
+
+
+def test_a_port_that_is_taken_is_named_with_the_flag_to_change():
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+
+        with pytest.raises(CannotStart, match="try another --port$"):
+            bind("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no host"])
+def test_an_address_that_is_not_ours_is_named_with_the_flag_to_change(host):
+    with pytest.raises(CannotStart, match="try another --host$"):
+        bind(host, 0)
 
 
 def free_port() -> int:

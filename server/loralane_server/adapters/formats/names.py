@@ -6,8 +6,7 @@
 Pure: what a place may hold, and whether its shape fits, is decided in `targets` and `tables`.
 """
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from loralane_server.adapters.formats.base_shape import EMBED, HEAD, BaseShape, block_of
 from loralane_server.device.seam import ENDS
@@ -47,8 +46,7 @@ _EMBED_PARTS: Final[dict[tuple[str, ...], Part]] = _TABLE_PARTS | {
 _HEAD_PARTS: Final[dict[tuple[str, ...], Part]] = _TABLE_PARTS | _PARTS
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a tensor belongs."""
 
     #: `ENDS` for `embed_tokens` and `lm_head`.

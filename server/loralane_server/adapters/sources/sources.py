@@ -102,7 +102,7 @@ class Sources:
         known = self._aliases.get(reference)
         if known is not None:
             return known
-        if self._s3_roots and reference.startswith(S3_SCHEME):
+        if reference.startswith(S3_SCHEME):
             return Place(s3_below(reference, self._s3_roots))
         check_reference(reference)
         if reference.startswith("/"):

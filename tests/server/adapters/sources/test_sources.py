@@ -103,6 +103,11 @@ def test_what_may_not_be_named_is_refused_without_touching_anything(
     caught.value.to_proto()
 
 
+def test_a_bucket_that_is_not_given_is_refused_as_a_folder_that_is_not() -> None:
+    with pytest.raises(AdapterNotFound, match="is not below an --adapter-root"):
+        sources().place("s3://bucket/a")
+
+
 PIECES = ["..", ".", "", "a", "org", "name", "~", "s3:", "bucket", "team", "/", "//", "\\", "\0",
           "@", "@main", "\u2025", "%2e", " ", "secret", "link"]  # fmt: skip
 
