@@ -123,13 +123,13 @@ def test_a_port_that_is_taken_is_named_with_the_flag_to_change():
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
 
-        with pytest.raises(CannotStart, match="try another --port$"):
+        with pytest.raises(CannotStart, match=r"try another --port$"):
             bind("127.0.0.1", taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no host"])
 def test_an_address_that_is_not_ours_is_named_with_the_flag_to_change(host):
-    with pytest.raises(CannotStart, match="try another --host$"):
+    with pytest.raises(CannotStart, match=r"try another --host$"):
         bind(host, 0)
 
 
