@@ -54,25 +54,28 @@ class Pattern:
 
     key: str
     quantifiers: int
-    _node: _Node
+    #: None for a key without operators.
+    _node: _Node | None
+    #: Of a key without operators: its last segment.
+    _tail: str = ""
 
     def matches(self, module: str) -> bool:
         r"""Whether `re.match(rf"(.*\.)?({key})$", module)` would match; `module` has no newline."""
-        if _PLAIN.fullmatch(self.key):
-            return self._is_tail_of(module)
+        if self._node is None:
+            # Most tables name hundreds of modules in full: most pairs end at the first of these.
+            return module.endswith(self._tail) and self._is_end_of(module)
         name = _Name(module)
         start = 1 | name.past(-1, ".".__eq__)
         return bool(self._node(name, start) >> len(module))
 
-    def _is_tail_of(self, module: str) -> bool:
-        """The same for a key without operators: most tables name hundreds of modules in full."""
-        if not module.endswith(self.key[self.key.rfind(".") + 1 :]):
-            return False  # most pairs of a key and a module end here
+    def _is_end_of(self, module: str) -> bool:
         start = len(module) - len(self.key)
         if start < 0 or (start > 0 and module[start - 1] != "."):
             return False
-        pairs = zip(self.key, module[start:], strict=True)
-        return all(wanted in (".", char) for wanted, char in pairs)
+        end = module[start:]
+        if end == self.key or self.key.count(".") <= end.count("."):
+            return end == self.key  # each dot that stands for another character is one more
+        return all(wanted in (".", char) for wanted, char in zip(self.key, end, strict=True))
 
 
 def compile_key(key: str) -> Pattern:
@@ -83,6 +86,8 @@ def compile_key(key: str) -> Pattern:
     """
     if len(key) > MAX_KEY_LENGTH:
         raise PatternError(f"longer than {MAX_KEY_LENGTH} characters")
+    if _PLAIN.fullmatch(key):
+        return Pattern(key, 0, None, key[key.rfind(".") + 1 :])
     parser = _Parser(key)
     node = parser.alternatives()
     if parser.rest:
