@@ -26,7 +26,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     def __init__(self, router: Router) -> None:
         self._router = router
 
-    async def Generate(  # noqa: N802 - the name is the wire's
+    async def Generate(
         self,
         request: pb.GenerateRequest,
         context: "grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateReply]",

@@ -1,48 +1,40 @@
 """The shard's gRPC face: answers on the event loop, computes nothing.
 
 Whatever takes time runs elsewhere (the store's threads, the engine's) and is awaited here, so
-that the service answers while a step runs. Errors leave as a gRPC status with the typed `Error` in
-the trailer "loralane-error-bin".
+that the service answers while a step runs.
 """
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import grpc
 from loralane_proto import shard_pb2 as pb
 from loralane_proto import shard_pb2_grpc as pb_grpc
 
 from loralane_server.adapters.merging.derived import Merge
-from loralane_server.adapters.pool import Tenant, lanes_for
+from loralane_server.adapters.pool import Tenant
 from loralane_server.adapters.store.entries import AdapterSummary
 from loralane_server.adapters.store.store import AdapterStore
 from loralane_server.engine import Engine
 from loralane_server.errors import ShardError
+from loralane_server.failures import typed_errors
 from loralane_server.rows import StepEvent
-from loralane_server.usage import LoadTimes
-from loralane_server.wire import read_admission, read_recipe, write_capacity, write_step
+from loralane_server.wire import (
+    read_admission,
+    read_recipe,
+    write_capacity,
+    write_facts,
+    write_step,
+    write_times,
+)
 
-ERROR_TRAILER = "loralane-error-bin"
 #: A tokenizer.json of a large vocabulary is sent in pieces of this size.
 _CHUNK_BYTES = 1 << 20
 #: Seconds between two looks for adapters whose time to live is over.
 _EXPIRY_S = 1.0
 
-_STATUS = {
-    pb.ERROR_KIND_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    pb.ERROR_KIND_FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
-    pb.ERROR_KIND_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    pb.ERROR_KIND_OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    pb.ERROR_KIND_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    pb.ERROR_KIND_LOADING: grpc.StatusCode.UNAVAILABLE,
-    pb.ERROR_KIND_INTERNAL: grpc.StatusCode.INTERNAL,
-}
 _TIERS = {"remote": pb.TIER_REMOTE, "disk": pb.TIER_DISK, "host": pb.TIER_HOST}
-
-Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +54,6 @@ class ShardFacts:
     tokenizer_files: tuple[tuple[str, bytes], ...]
 
 
-def typed_errors(handler: Handler) -> Handler:
-    """Turn a `ShardError` of a unary handler into a status and the typed trailer."""
-
-    @functools.wraps(handler)
-    async def answer(self: Any, request: Any, context: Any) -> Any:
-        try:
-            return await handler(self, request, context)
-        except ShardError as error:
-            code = _STATUS.get(error.kind, grpc.StatusCode.FAILED_PRECONDITION)
-            trailer = ((ERROR_TRAILER, error.to_proto().SerializeToString()),)
-            await context.abort(code, error.message, trailing_metadata=trailer)
-
-    return answer  # type: ignore[return-value]  # wraps keeps the handler's signature
-
-
 class ShardService(pb_grpc.ShardServicer):
     """Implements `Shard` over an engine and an adapter store. Lives on the event loop."""
 
@@ -85,7 +62,7 @@ class ShardService(pb_grpc.ShardServicer):
         self._store = store
         self._facts = facts
 
-    async def Info(self, request: pb.InfoRequest, context: Any) -> pb.InfoReply:  # noqa: N802
+    async def Info(self, request: pb.InfoRequest, context: Any) -> pb.InfoReply:
         """Say what this shard serves and how much it can hold."""
         facts = self._facts
         return pb.InfoReply(
@@ -101,7 +78,7 @@ class ShardService(pb_grpc.ShardServicer):
             aliases=[pb.Alias(name=name, reference=ref) for name, ref in facts.aliases],
         )
 
-    async def TokenizerFiles(  # noqa: N802
+    async def TokenizerFiles(
         self, request: pb.TokenizerFilesRequest, context: Any
     ) -> AsyncIterator[pb.FileChunk]:
         """Send the tokenizer's files in pieces."""
@@ -110,9 +87,7 @@ class ShardService(pb_grpc.ShardServicer):
                 yield pb.FileChunk(name=name, data=data[begin : begin + _CHUNK_BYTES])
 
     @typed_errors
-    async def ResolveAdapter(  # noqa: N802
-        self, request: pb.ResolveAdapterRequest, context: Any
-    ) -> pb.Adapter:
+    async def ResolveAdapter(self, request: pb.ResolveAdapterRequest, context: Any) -> pb.Adapter:
         """Turn a reference, or a merge of several, into an identity, reading headers only."""
         if request.HasField("merge"):
             summary = await self._merged(request.merge, request.token)
@@ -120,7 +95,7 @@ class ShardService(pb_grpc.ShardServicer):
             summary = await self._resolved(request.reference, request.token)
         return self._describe(summary, await self._tenants())
 
-    async def ValidateAdapter(  # noqa: N802
+    async def ValidateAdapter(
         self, request: pb.ValidateAdapterRequest, context: Any
     ) -> pb.ValidateAdapterReply:
         """Say what an adapter is and whether it can be served."""
@@ -131,13 +106,11 @@ class ShardService(pb_grpc.ShardServicer):
             found = await asyncio.wrap_future(future)
         except ShardError as error:
             return pb.ValidateAdapterReply(error=error.to_proto())
-        adapter = _facts(found.summary)
+        adapter = write_facts(found.summary)
         return pb.ValidateAdapterReply(adapter=adapter, notes=found.notes)
 
     @typed_errors
-    async def LoadAdapter(  # noqa: N802
-        self, request: pb.LoadAdapterRequest, context: Any
-    ) -> pb.Adapter:
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Any) -> pb.Adapter:
         """Make an adapter resident; answer when it is."""
         summary = self._store.summary(request.digest)
         await asyncio.wrap_future(self._engine.load(request.digest))
@@ -146,7 +119,7 @@ class ShardService(pb_grpc.ShardServicer):
         return self._describe(summary, await self._tenants())
 
     @typed_errors
-    async def UnloadAdapter(  # noqa: N802
+    async def UnloadAdapter(
         self, request: pb.UnloadAdapterRequest, context: Any
     ) -> pb.UnloadAdapterReply:
         """Free an adapter's lanes and its host copy."""
@@ -155,7 +128,7 @@ class ShardService(pb_grpc.ShardServicer):
         return pb.UnloadAdapterReply(freed_host_bytes=freed.host_bytes, freed_lanes=freed.lanes)
 
     @typed_errors
-    async def PinAdapter(self, request: pb.PinAdapterRequest, context: Any) -> pb.Adapter:  # noqa: N802
+    async def PinAdapter(self, request: pb.PinAdapterRequest, context: Any) -> pb.Adapter:
         """Keep an adapter resident (loading it first), or let it be evicted again."""
         summary = self._store.summary(request.digest)
         while not await asyncio.wrap_future(self._engine.pin(request.digest, request.pinned)):
@@ -164,7 +137,7 @@ class ShardService(pb_grpc.ShardServicer):
             await asyncio.wrap_future(self._engine.load(request.digest))
         return self._describe(summary, await self._tenants())
 
-    async def ListAdapters(  # noqa: N802
+    async def ListAdapters(
         self, request: pb.ListAdaptersRequest, context: Any
     ) -> pb.ListAdaptersReply:
         """Describe adapters that were resolved: a page of them, or those that are named."""
@@ -176,7 +149,7 @@ class ShardService(pb_grpc.ShardServicer):
         adapters = [self._describe(summary, tenants) for summary in page]
         return pb.ListAdaptersReply(adapters=adapters, total=total)
 
-    async def Run(  # noqa: N802
+    async def Run(
         self, requests: AsyncIterator[pb.RunRequest], context: Any
     ) -> AsyncIterator[pb.StepReply]:
         """Carry admissions, cancellations and hints in, one message per step out."""
@@ -234,7 +207,7 @@ class ShardService(pb_grpc.ShardServicer):
         digest = summary.digest
         tenant = tenants.get(digest)
         resident = tenant is not None and tenant.resident
-        adapter = _facts(summary)
+        adapter = write_facts(summary)
         adapter.tier = pb.TIER_DEVICE if resident else _TIERS[self._store.tier(digest)]
         adapter.rows = tenant.users if tenant else 0
         adapter.pinned = tenant.pinned if tenant else False
@@ -243,28 +216,5 @@ class ShardService(pb_grpc.ShardServicer):
         adapter.host_bytes = self._store.host_bytes(digest)
         adapter.ttl_s = self._engine.ttl(digest)
         if adapter.load_ms:
-            adapter.load_times.CopyFrom(_write_times(self._engine.load_times(digest)))
+            adapter.load_times.CopyFrom(write_times(self._engine.load_times(digest)))
         return adapter
-
-
-def _write_times(times: LoadTimes) -> pb.LoadTimes:
-    return pb.LoadTimes(
-        open_ms=times.open_ms,
-        read_ms=times.read_ms,
-        cast_ms=times.cast_ms,
-        write_ms=times.write_ms,
-        wait_ms=times.wait_ms,
-    )
-
-
-def _facts(summary: AdapterSummary) -> pb.Adapter:
-    """What is true of an adapter wherever it is."""
-    return pb.Adapter(
-        digest=summary.digest,
-        reference=summary.reference,
-        rank=summary.rank,
-        lanes=lanes_for(summary.rank),
-        bytes=summary.bytes,
-        targets=summary.targets,
-        modules=summary.modules,
-    )

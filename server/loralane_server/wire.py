@@ -3,9 +3,12 @@
 from loralane_proto import shard_pb2 as pb
 
 from loralane_server.adapters.merging.merging import Recipe, recipe_of
+from loralane_server.adapters.pool import lanes_for
+from loralane_server.adapters.store.entries import AdapterSummary
 from loralane_server.device.seam import Sampling
 from loralane_server.pages import PAGE_TOKENS
 from loralane_server.rows import Admission, Capacity, Finish, Residency, RowEvent, StepEvent
+from loralane_server.usage import LoadTimes
 
 _FINISH = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -65,6 +68,30 @@ def write_capacity(capacity: Capacity) -> pb.Capacity:
         lanes_total=capacity.lanes_total,
         lanes_free=capacity.lanes_free,
         lanes_in_use=capacity.lanes_in_use,
+    )
+
+
+def write_facts(summary: AdapterSummary) -> pb.Adapter:
+    """Return the message of what is true of an adapter wherever it is."""
+    return pb.Adapter(
+        digest=summary.digest,
+        reference=summary.reference,
+        rank=summary.rank,
+        lanes=lanes_for(summary.rank),
+        bytes=summary.bytes,
+        targets=summary.targets,
+        modules=summary.modules,
+    )
+
+
+def write_times(times: LoadTimes) -> pb.LoadTimes:
+    """Return the message of where a load's time went."""
+    return pb.LoadTimes(
+        open_ms=times.open_ms,
+        read_ms=times.read_ms,
+        cast_ms=times.cast_ms,
+        write_ms=times.write_ms,
+        wait_ms=times.wait_ms,
     )
 
 
