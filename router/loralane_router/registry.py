@@ -5,7 +5,6 @@ and notices files that were replaced. So nothing that decides a request is cache
 """
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -14,6 +13,7 @@ from loralane_proto import shard_pb2 as pb
 
 from loralane_router.errors import RequestError, invalid
 from loralane_router.facts import BASE, TIER_NAMES, AdapterEntry, AdapterFacts, Page, facts_of
+from loralane_router.known import KnownAdapters
 from loralane_router.requests import Merge
 from loralane_router.shards import ShardClient
 
@@ -34,16 +34,11 @@ class Registry:
         self._configured: dict[str, str] = {}
         #: Given through `load`; these go before the configured ones.
         self._loaded: dict[str, str] = {}
-        #: By digest.
-        self._known: dict[str, AdapterFacts] = {}
+        self._known = KnownAdapters()
         #: The digest that a name had when it was last resolved, by `_sent`; the latest last.
         self._digests: dict[str, str] = {}
         #: What an adapter was last called by a request, by digest; of known adapters only.
         self._called: dict[str, str] = {}
-        #: Known adapters in each tier.
-        self._tally: Counter[str] = Counter()
-        #: Digests of those in memory, by tier, the latest change last.
-        self._held: dict[str, dict[str, None]] = {"device": {}, "host": {}}
         #: (name, digest) of every row in order; None after a change.
         self._rows: list[tuple[str, str]] | None = None
 
@@ -171,13 +166,12 @@ class Registry:
     @property
     def tiers(self) -> Mapping[str, int]:
         """How many known adapters are in each tier."""
-        return self._tally
+        return self._known.tiers
 
     def held(self, tier: str) -> Iterator[tuple[str, AdapterFacts]]:
         """Yield (name, facts) of what is in the device or host tier, the latest change first."""
-        for digest in reversed(self._held[tier]):
-            facts = self._known[digest]
-            yield self._called.get(digest, facts.reference), facts
+        for facts in self._known.held(tier):
+            yield self._called.get(facts.digest, facts.reference), facts
 
     def sent(self, name: str) -> str:
         """Return what the shard is asked for. It knows the configured aliases by itself.
@@ -188,11 +182,8 @@ class Registry:
 
     def check(self) -> None:
         """Assert what must hold between calls."""
-        assert all(digest == facts.digest for digest, facts in self._known.items())
-        assert +self._tally == Counter(facts.tier for facts in self._known.values())
-        for tier, held in self._held.items():
-            assert held.keys() == {d for d, facts in self._known.items() if facts.tier == tier}
-        assert self._called.keys() <= self._known.keys()
+        self._known.check()
+        assert self._called.keys() <= set(self._known)
 
     def _merge_sent(self, merge: Merge) -> Merge:
         """Return the merge as the shard is asked for it. Raises RequestError for the base (400)."""
@@ -231,7 +222,7 @@ class Registry:
         return reference if self._digests.get(reference) == digest else digest
 
     def _entry(self, name: str, digest: str) -> AdapterEntry:
-        facts = self._known.get(digest, BASE)
+        facts = self._known.get(digest) or BASE
         return AdapterEntry(name, self._aliased(name) or facts.reference, facts)
 
     def _name(self, sent: str, facts: AdapterFacts) -> None:
@@ -242,29 +233,13 @@ class Registry:
             del self._digests[next(iter(self._digests))]
 
     def _put(self, facts: AdapterFacts) -> None:
-        known = self._known.get(facts.digest)
-        if known is None:
+        if self._known.put(facts):
             self._rows = None
-        else:
-            self._tally[known.tier] -= 1
-        self._known[facts.digest] = facts
-        self._tally[facts.tier] += 1
-        if known is None or known.tier != facts.tier:
-            self._let_go(facts.digest)
-            if facts.tier in self._held:
-                self._held[facts.tier][facts.digest] = None
 
     def _drop(self, digest: str) -> None:
-        facts = self._known.pop(digest, None)
-        if facts is not None:
-            self._tally[facts.tier] -= 1
-            self._let_go(digest)
+        if self._known.drop(digest):
             self._called.pop(digest, None)
             self._rows = None
-
-    def _let_go(self, digest: str) -> None:
-        for held in self._held.values():
-            held.pop(digest, None)
 
 
 def not_found(name: str) -> RequestError:
