@@ -68,6 +68,11 @@ class Registry:
         self._called[facts.digest] = asked
         return facts
 
+    def name_again(self, asked: str, facts: AdapterFacts) -> None:
+        """Let a name stand for what it stood for before it was last resolved."""
+        if facts.digest in self._known:
+            self._name(self.sent(asked), facts)
+
     async def sync(self, shard: ShardClient) -> None:
         """Take over all that the shard knows, a page at a time, and forget what it does not."""
         before, found, after = set(self._known), set[str](), ""

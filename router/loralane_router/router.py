@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from itertools import count
 from typing import Final
 
@@ -231,10 +232,25 @@ class Router:
         facts = await self._registry.resolve(shard, name, token)
         if before is not None and before.pinned and before.digest != facts.digest:
             # Its files were replaced: the pin belongs to the name's adapter, not to old bytes.
-            facts = self._updated(await shard.pin(facts.digest, True))
-            self._updated(await shard.pin(before.digest, False))
+            facts = await self._move_pin(name, before, facts)
         self._dispatcher.note_pins([facts])
         return facts
+
+    async def _move_pin(self, name: str, old: AdapterFacts, new: AdapterFacts) -> AdapterFacts:
+        """Pin what a name means now instead of what it meant; the old makes room for the new.
+
+        Where that fails (RequestError, or the client leaves), the name keeps the old and its pin:
+        the next request that names it tries again.
+        """
+        shard = self._connection.shard
+        try:
+            self._updated(await shard.pin(old.digest, False))
+            return self._updated(await shard.pin(new.digest, True))
+        except BaseException:
+            self._registry.name_again(name, old)
+            with suppress(RequestError):
+                self._updated(await shard.pin(old.digest, True))
+            raise
 
     def _submit(
         self,

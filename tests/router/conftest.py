@@ -211,8 +211,14 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
 
     async def PinAdapter(self, request, context):
         reference = self.reference_of(request.digest)
-        self.adapters[reference].pinned = request.pinned
-        self.adapters[reference].resident = True
+        adapter = self.adapters[reference]
+        others = sum(a.lanes for a in self.adapters.values() if a.pinned and a is not adapter)
+        if request.pinned and adapter.broken is not None:
+            await _abort(context, adapter.broken.kind, adapter.broken.message)
+        if request.pinned and others + adapter.lanes > self.lanes_total:
+            await _abort(context, pb.ERROR_KIND_OVERLOADED, "no free lanes")
+        adapter.pinned = request.pinned
+        adapter.resident = True
         return self.described(reference)
 
     async def ListAdapters(self, request, context):
