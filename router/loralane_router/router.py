@@ -224,15 +224,16 @@ class Router:
     async def _resolve(self, name: str | Merge, token: str | None) -> AdapterFacts:
         """Return the adapter that a request names; one without a digest is the base model."""
         shard = self._connection.shard
-        before = None
-        if isinstance(name, str):
-            if self._registry.is_base(name):
-                return BASE
+        if isinstance(name, Merge):
+            facts = await self._registry.resolve(shard, name, token)
+        elif self._registry.is_base(name):
+            return BASE
+        else:
             before = self._registry.find(name)
-        facts = await self._registry.resolve(shard, name, token)
-        if before is not None and before.pinned and before.digest != facts.digest:
-            # Its files were replaced: the pin belongs to the name's adapter, not to old bytes.
-            facts = await self._move_pin(name, before, facts)
+            facts = await self._registry.resolve(shard, name, token)
+            if before is not None and before.pinned and before.digest != facts.digest:
+                # Its files were replaced: the pin belongs to the name's adapter, not to old bytes.
+                facts = await self._move_pin(name, before, facts)
         self._dispatcher.note_pins([facts])
         return facts
 
