@@ -13,7 +13,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -143,7 +143,8 @@ class Downloads:
                     _fill(sink, expected, read_from)
             self._place(beside, target, sink)
         finally:
-            beside.unlink(missing_ok=True)
+            with suppress(OSError):  # a read-only disk says so even of what is not there
+                beside.unlink()
 
     def _place(self, beside: Path, target: Path, sink: "_Sink") -> None:
         if sink.wrong:

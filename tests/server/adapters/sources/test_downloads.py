@@ -289,6 +289,17 @@ def test_a_disk_that_fills_up_meanwhile_is_named(
     assert (tmp_path / "blob").read_bytes() == BYTES
 
 
+def test_a_cache_in_which_nothing_can_be_made_or_removed_says_so_without_its_path(
+    downloads: Downloads, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(SourceUnavailable, match="the test's cache cannot be written") as caught:
+        downloads.ensure(tmp_path / "file" / "blob", RIGHT, Source(BYTES).read_from)
+
+    assert str(tmp_path) not in caught.value.message
+
+
 def test_a_cache_that_cannot_be_written_says_so_without_its_path(tmp_path: Path) -> None:
     with (
         pytest.raises(SourceUnavailable, match="the cache cannot be written: Read-only") as caught,
