@@ -90,7 +90,8 @@ async def test_streams_whose_neighbours_vanish_end_right_and_everything_is_free_
 
     async def leave(case: Case) -> None:
         async with http.stream("POST", "/v1/completions", json=body(case, ENDLESS)) as reply:
-            await anext(reply.aiter_lines())
+            lines = reply.aiter_lines()  # kept: an iterator that is dropped closes its stream
+            await anext(lines)
             await both.wait()
 
     async def stay(case: Case) -> str:

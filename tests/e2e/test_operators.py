@@ -147,7 +147,8 @@ async def test_an_adapter_is_read_to_memory_while_its_request_waits_for_a_row(ht
     # Far longer than any read: its client leaves when it has seen what it waits for.
     endless = {**body_of("a", LONGEST - 100, stream=True), "ignore_eos": True}
     async with http.stream("POST", "/v1/completions", json=endless) as running:
-        await anext(running.aiter_lines())
+        lines = running.aiter_lines()  # kept: an iterator that is dropped closes its stream
+        await anext(lines)
         waiting = asyncio.create_task(ask(http, "b"))
         await until_tier(http, "b", "host")
         still_waiting = not waiting.done()
