@@ -5,10 +5,12 @@
     b        [lanes, out]         expand: the same lane's column of B, scale folded in
     owner    [lanes]              which adapter owns a lane, FREE where nobody does
     adapter  [rows]               which adapter a row has, BASE where it has none
-    mine     [rows, lanes]        1 where the lane belongs to the row's adapter, else 0
+    mine     [rows, lanes]        whether the lane belongs to the row's adapter
 
 Two dense products and a mask do any mix of adapters and ranks: no gather, no data-dependent shape.
-A mask multiplies, and 0 x NaN is NaN: lanes hold finite numbers only (the reader sees to it).
+What is masked is replaced, not multiplied: huge weights of one adapter can make any row's product
+with them Inf, and 0 x Inf is NaN. Lanes hold finite numbers only (the reader sees to it), so 0
+times what they hold is 0.
 """
 
 from collections.abc import Sequence
@@ -25,8 +27,8 @@ def lora_delta(x: Tensor, a: Tensor, b: Tensor, owner: Tensor, adapter: Tensor) 
 
     A base row matches no lane, so its delta is exactly zero.
     """
-    mine = (adapter[:, None] == owner).to(x.dtype)
-    return (x @ a.T * mine) @ b
+    mine = adapter[:, None] == owner
+    return torch.where(mine, x @ a.T, 0.0) @ b
 
 
 def add_lanes(
@@ -54,8 +56,8 @@ def _shrink(x: Tensor, a: Tensor, mine: Tensor | None) -> list[Tensor]:
     lanes, linears, width = a.shape
     h = F.linear(x, a.reshape(lanes * linears, width))
     if linears == 1:
-        return [h if mine is None else h.mul_(mine)]
+        return [h if mine is None else torch.where(mine, h, 0.0)]
     h = h.view(-1, lanes, linears)
     if mine is not None:
-        h.mul_(mine.unsqueeze(-1))
+        h = torch.where(mine.unsqueeze(-1), h, 0.0)
     return list(h.permute(2, 0, 1).contiguous())

@@ -5,6 +5,10 @@
 Single tokens (decode) are attended together, padded to the longest of their group, with the query
 heads of one KV head folded into the query length: on a CPU that is several times faster than
 repeating K and V. A chunk (prefill) is attended alone.
+
+What is padded or masked is still computed with, and 0 x NaN is NaN. So a row reads no page but its
+own, and nothing that an earlier owner left there: huge weights of one adapter make K and V of its
+rows Inf or NaN, and no other row may see them.
 """
 
 from collections.abc import Sequence
@@ -28,7 +32,7 @@ class SingleGroup:
 
     #: Which tokens of the step: a range, or their indices.
     tokens: slice | Tensor
-    #: [tokens, pages]
+    #: [tokens, pages]; a shorter row is padded with its own first page.
     pages: Tensor
     #: [tokens, 1, 1, pages * page_tokens] additive: 0 where there is context, -inf beyond.
     mask: Tensor
@@ -53,6 +57,8 @@ class AttentionPlan:
 
     #: [tokens] KV slot of each token.
     slots: Tensor
+    #: The slots behind them on pages that this step is the first to write to; None = no such slots.
+    unused: Tensor | None
     singles: tuple[SingleGroup, ...]
     chunks: tuple[Chunk, ...]
 
@@ -76,9 +82,21 @@ def plan_attention(spans: Sequence[Span], page_tokens: int, dtype: torch.dtype) 
     groups = _group_by_length(singles, page_tokens)
     return AttentionPlan(
         torch.from_numpy(slots),
+        _unused(spans, page_tokens),
         tuple(_single_group(group, page_tokens, dtype) for group in groups),
         tuple(chunks),
     )
+
+
+def _unused(spans: Sequence[Span], page_tokens: int) -> Tensor | None:
+    slots: list[int] = []
+    for span in spans:
+        end = span.start + span.length
+        used = (end - 1) % page_tokens + 1
+        if span.length >= used:  # else an earlier step has come to this page
+            first = int(span.pages[(end - 1) // page_tokens]) * page_tokens
+            slots += range(first + used, first + page_tokens)
+    return torch.tensor(slots) if slots else None
 
 
 def _chunk(span: Span, begin: int, page_tokens: int) -> Chunk:
@@ -111,10 +129,11 @@ def _single_group(
     where = [token for token, _ in group]
     lengths = np.array([span.start + 1 for _, span in group])
     width = int(-(-lengths.max() // page_tokens))
-    table: Int32 = np.zeros((len(group), width), dtype=np.int32)
+    table: Int32 = np.empty((len(group), width), dtype=np.int32)
     for row, (_, span) in enumerate(group):
-        count = min(width, len(span.pages))
+        count = span.start // page_tokens + 1
         table[row, :count] = span.pages[:count]
+        table[row, count:] = span.pages[0]
     beyond = np.arange(width * page_tokens)[None, :] >= lengths[:, None]
     mask = torch.zeros(beyond.shape, dtype=dtype).masked_fill_(
         torch.from_numpy(beyond), float("-inf")
@@ -145,6 +164,9 @@ class CpuAttention:
         """Write k and v, then attend; see `Device.attend`."""
         self._k[layer][plan.slots] = k
         self._v[layer][plan.slots] = v
+        if plan.unused is not None:
+            self._k[layer][plan.unused] = 0
+            self._v[layer][plan.unused] = 0
         out = torch.empty_like(q)
         for group in plan.singles:
             out[group.tokens] = self._attend_singles(layer, q[group.tokens], group)

@@ -179,5 +179,5 @@ def _columns(a: Tensor, lanes: slice | Tensor, tokens: Tensor) -> Tensor:
 def _add(y: Tensor, rows: slice | Tensor, shrunk: Tensor, mine: Tensor | None, b: Tensor) -> None:
     """Add shrunk [rows, lanes] b to some rows of y, in float32 and rounded once."""
     h = shrunk.float()
-    delta = (h if mine is None else h * mine) @ b.float()
+    delta = (h if mine is None else torch.where(mine, h, 0.0)) @ b.float()
     y[rows] = (y[rows] + delta).to(y.dtype)

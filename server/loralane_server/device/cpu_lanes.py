@@ -39,7 +39,7 @@ class LaneBlock:
     end: int
     #: A range where the lanes lie side by side (a view, no copy), else their ids [lanes].
     lanes: slice | Tensor
-    #: [tokens of the block, lanes]; None when every token owns every lane.
+    #: [tokens of the block, lanes] bool; None when every token owns every lane.
     mine: Tensor | None
 
 
@@ -68,7 +68,7 @@ def _masked_block(singles: Sequence[Span]) -> LaneBlock:
 
 
 def lanes_and_mask(owners: Sequence[tuple[int, ...]]) -> tuple[slice | Tensor, Tensor | None]:
-    """Return the lanes that rows need among them, and which are whose: [rows, lanes] float32.
+    """Return the lanes that rows need among them, and which are whose: [rows, lanes] bool.
 
     owners: each row's lane pages. No mask: every row owns every lane returned.
     """
@@ -78,9 +78,9 @@ def lanes_and_mask(owners: Sequence[tuple[int, ...]]) -> tuple[slice | Tensor, T
     if high - low <= max(2 * len(pages), 4):
         pages = list(range(low, high))
     column = {page: i for i, page in enumerate(pages)}
-    mine = np.zeros((len(owners), len(pages)), dtype=np.float32)
+    mine = np.zeros((len(owners), len(pages)), dtype=np.bool_)
     for row, own in enumerate(owners):
-        mine[row, [column[page] for page in own]] = 1.0
+        mine[row, [column[page] for page in own]] = True
     if mine.all():
         return lanes_of(pages), None
     return lanes_of(pages), torch.from_numpy(mine.repeat(LANE_PAGE, axis=1))

@@ -45,7 +45,7 @@ def test_linears_that_share_an_input_equal_one_at_a_time(linears: int, masked: b
     x, y = torch.randn(5, IN), torch.randn(5, sum(outs))
     owner = torch.arange(LANES) // 8
     adapter = torch.tensor([0, 1, BASE, 1, 0]) if masked else torch.zeros(5)
-    mine = (adapter[:, None] == owner).float() if masked else None
+    mine = adapter[:, None] == owner if masked else None
     starts = [sum(outs[:i]) for i in range(linears)]
     columns = [slice(s, s + out) for s, out in zip(starts, outs, strict=True)]
     expected = y.clone()
@@ -56,3 +56,19 @@ def test_linears_that_share_an_input_equal_one_at_a_time(linears: int, masked: b
     add_lanes(y, x, a, list(zip(columns, bs, strict=True)), mine)
 
     torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.parametrize("linears", [1, 2])
+def test_a_product_that_overflows_reaches_no_row_of_another_adapter(linears: int) -> None:
+    torch.manual_seed(2)
+    a, b = torch.randn(LANES, linears, IN), torch.randn(LANES, OUT)
+    a[:8] = 3e38
+    x, y = torch.randn(2, IN).abs() + 1, torch.zeros(2, linears * OUT)
+    mine = torch.tensor([[1], [0]]) == torch.arange(LANES) // 8
+    columns = [slice(i * OUT, (i + 1) * OUT) for i in range(linears)]
+
+    add_lanes(y, x, a, [(part, b) for part in columns], mine)
+
+    expected = [x[0] @ a[8:, i].T @ b[8:] for i in range(linears)]
+    torch.testing.assert_close(y[0], torch.cat(expected))
+    assert not y[1].isfinite().any()

@@ -1,6 +1,7 @@
 """Paged attention equals plain causal attention, row by row."""
 
 import numpy as np
+import pytest
 import torch
 from loralane_server.device.cpu_attention import CpuAttention, plan_attention
 from loralane_server.device.seam import Span
@@ -73,3 +74,33 @@ def test_pages_of_other_rows_are_not_read() -> None:
 
     attend(attention, [(row, 5)])
     attend(attention, [(row, 1)])
+
+
+@pytest.mark.parametrize("what", ["k", "v"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 3e38])
+def test_what_an_earlier_owner_left_on_a_page_is_not_read(what: str, value: float) -> None:
+    attention = CpuAttention(1, 8, PAGE, KV_HEADS, HEAD_DIM, torch.float32)
+    poison = Row(32, list(range(8)), seed=4)
+    getattr(poison, what)[:] = value
+    plan = plan_attention([Span(0, 32, poison.pages)], PAGE, torch.float32)
+    attention.attend(0, poison.q, poison.k, poison.v, plan)
+    short, long = Row(10, [1, 2, 3], seed=5), Row(13, [4, 5, 6, 7], seed=6)
+
+    attend(attention, [(short, 1), (long, 5)])
+    for _ in range(8):  # pages are come to one token at a time, and padded beside each other
+        attend(attention, [(short, 1), (long, 1)])
+
+
+def test_what_a_row_beside_it_computes_is_not_read_as_padding() -> None:
+    attention = CpuAttention(1, 8, PAGE, KV_HEADS, HEAD_DIM, torch.float32)
+    short, long = Row(3, [1], seed=5), Row(6, [2, 0], seed=6)
+    attend(attention, [(short, 2), (long, 5)])
+    long.v[5:] = torch.nan
+
+    spans = [Span(row.done, 1, row.pages) for row in (short, long)]
+    q, k, v = (
+        torch.stack([getattr(row, name)[row.done] for row in (short, long)]) for name in "qkv"
+    )
+    out = attention.attend(0, q, k, v, plan_attention(spans, PAGE, torch.float32))
+
+    torch.testing.assert_close(out[0], short.expected(2))

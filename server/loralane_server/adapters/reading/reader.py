@@ -1,6 +1,6 @@
 """The tensors of one layer, read when it is needed: by range, folded in float32, checked, cast.
 
-Masks multiply, and 0 x NaN would poison every row of a batch, so nothing that is not finite passes.
+Rows multiply lanes of others by 0, and 0 x NaN is NaN, so nothing that is not finite passes.
 """
 
 import threading
