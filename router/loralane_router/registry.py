@@ -250,5 +250,7 @@ class Registry:
 def not_found(name: str) -> RequestError:
     """Return the error of naming an adapter that the shard does not hold."""
     return RequestError(
-        pb.ERROR_KIND_NOT_FOUND, f"the shard knows no adapter {name!r}; load it first", param="name"
+        pb.ERROR_KIND_NOT_FOUND,
+        f"the shard knows no adapter {name!r}; GET /v1/adapters lists those that it knows",
+        param="name",
     )
