@@ -187,11 +187,11 @@ def _checked_rank(name: str, module: str, parts: Parts, spec: AdapterSpec, base:
             f"found {list(a.shape)} and {list(b.shape)}",
             (a.name, b.name),
         )
-    if rank != spec.rank_of(name):
-        raise incompatible(
-            f"{name}: the tensors are of rank {rank}, the config says r = {spec.rank_of(name)}",
-            (a.name, b.name),
-        )
+    wanted = spec.rank_of(name)
+    if rank != wanted:
+        where = "" if wanted == spec.rank else " in rank_pattern"
+        what = f"{name}: the tensors are of rank {rank}, the config says r = {wanted}{where}"
+        raise incompatible(what, (a.name, b.name))
     return rank
 
 

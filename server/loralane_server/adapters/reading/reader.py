@@ -129,6 +129,8 @@ class Reader:
 
     def _target(self, layer: int, module: str, factors: Factors) -> TargetTensors:
         name = module_name(layer, module)
+        if factors.magnitude is not None:  # else B, which they are folded into, would be blamed
+            served(factors.magnitude, torch.float32, f"{name}: its magnitudes")
         folded = self._folded(layer, module, factors)
         gain, shift = folded.gain, folded.shift
         return TargetTensors(

@@ -502,6 +502,13 @@ def test_tables_above_the_budget_are_too_large(
     assert build_index(spec, located, replace(base, dtype="bfloat16")).tables.replaced
 
 
+def test_a_rank_that_a_pattern_asks_for_is_refused_by_the_pattern(tmp_path: Path) -> None:
+    files = adapter_files(lora(rank=4), rank_pattern={"v_proj": 6})
+
+    with pytest.raises(AdapterIncompatible, match=r"v_proj: .* rank 4, .* r = 6 in rank_pattern: "):
+        resolve(tmp_path, files)
+
+
 def test_at_most_five_keys_are_listed(tmp_path: Path) -> None:
     with pytest.raises(AdapterIncompatible, match="8 tensors") as caught:
         resolve(tmp_path, adapter_files(lora(template="x" + NORM)))
