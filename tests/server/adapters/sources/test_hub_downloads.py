@@ -108,6 +108,25 @@ def test_sixty_four_downloads_that_hang_hold_up_no_other(hub: FakeHub, tmp_path:
     store.close()
 
 
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_a_cached_file_whose_beginning_is_spoilt_is_found_and_fetched_again(
+    name: str, hub: FakeHub, hub_store: AdapterStore, clock: Clock
+) -> None:
+    hub.repos["org/a"] = Repo(adapter_files())
+    digest = hub_store.resolve("org/a").result().digest
+    load(hub_store, digest)
+    hub_store.unload(digest)
+    opener: Any = hub_store.files_of(digest).open_file
+    cached = opener(name).resolve()
+    cached.write_bytes(bytes(64) + cached.read_bytes()[64:])
+    clock.now += 6
+
+    assert hub_store.resolve("org/a").result().digest == digest
+    assert len(load(hub_store, digest)) == 3
+
+    assert cached.read_bytes() == adapter_files()[name]
+
+
 def test_a_spoilt_file_in_the_cache_is_fetched_again(hub: FakeHub, hub_store: AdapterStore) -> None:
     hub.repos["org/a"] = Repo(adapter_files())
     index = hub_store.resolve("org/a").result()
