@@ -1,5 +1,4 @@
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,27 +10,13 @@ from loralane_server.errors import AdapterCorrupt
 from tests.server.adapters.samples import (
     BASE,
     adapter_files,
+    load,
     lora,
-    store_at,
     write_without_tensors,
 )
 from tests.server.adapters.sources.fake_hub import FakeHub, Repo
 
 WEIGHTS = "adapter_model.safetensors"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[AdapterStore]:
-    store = store_at(tmp_path)
-    yield store
-    store.check()
-    store.close()
-
-
-def load(store: AdapterStore, digest: str) -> list[int]:
-    layers: list[int] = []
-    store.load(digest, lambda tensors: layers.append(tensors.layer)).result()
-    return layers
 
 
 def test_an_index_that_was_dropped_is_made_again_from_the_headers(
@@ -74,7 +59,7 @@ def test_an_index_of_the_hub_is_made_again_from_the_files_in_the_cache(
         hub.repos[f"org/a{n}"] = Repo(files, commit=f"{n:040x}")
     digests = [hub_store.resolve(f"org/a{n}").result().digest for n in range(200)]
 
-    layers = load(hub_store, digests[0])
+    layers = [layer.layer for layer in load(hub_store, digests[0])]
     index = hub_store.files_of(digests[0]).index
 
     assert layers == [ENDS, 0, 1]

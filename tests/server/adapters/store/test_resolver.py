@@ -1,7 +1,6 @@
 """Dry runs; what resolving remembers is in test_store.py and the tests of the sources."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,20 +18,11 @@ from tests.server.adapters.samples import (
     adapter_files,
     header_bytes,
     lora,
-    store_at,
     write,
 )
 from tests.server.adapters.sources.fake_hub import FakeHub, Repo
 
 WEIGHTS = "adapter_model.safetensors"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[AdapterStore]:
-    store = store_at(tmp_path)
-    yield store
-    store.check()
-    store.close()
 
 
 def test_a_dry_run_describes_an_adapter_and_remembers_nothing(

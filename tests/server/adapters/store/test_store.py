@@ -1,6 +1,5 @@
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,24 +20,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.server.adapters.samples import (
     adapter_files,
     header_bytes,
+    load,
     lora,
     store_at,
     write,
 )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[AdapterStore]:
-    store = store_at(tmp_path)
-    yield store
-    store.check()
-    store.close()
-
-
-def load(store: AdapterStore, digest: str) -> list[LayerTensors]:
-    layers: list[LayerTensors] = []
-    store.load(digest, layers.append).result()
-    return layers
 
 
 def test_registering_two_hundred_adapters_reads_headers_only(

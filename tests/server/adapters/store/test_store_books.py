@@ -3,7 +3,6 @@
 import gc
 import threading
 import tracemalloc
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from loralane_server.errors import (
 from tests.server.adapters.samples import (
     adapter_files,
     header_bytes,
+    load,
     lora,
     store_at,
     write,
@@ -30,20 +30,6 @@ from tests.server.adapters.sources.fake_hub import FakeHub, Repo
 WEIGHTS = "adapter_model.safetensors"
 #: Bytes that may be kept of an adapter that is known.
 ENTRY_BYTES = 1500
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[AdapterStore]:
-    store = store_at(tmp_path)
-    yield store
-    store.check()
-    store.close()
-
-
-def load(store: AdapterStore, digest: str) -> list[int]:
-    layers: list[int] = []
-    store.load(digest, lambda tensors: layers.append(tensors.layer)).result()
-    return layers
 
 
 def test_an_adapter_that_is_only_known_takes_little_memory(
@@ -88,7 +74,7 @@ def test_a_hint_brings_an_adapter_to_memory(store: AdapterStore, tmp_path: Path)
     summary = store.resolve("a").result()
 
     store.prefetch(summary.digest)
-    assert load(store, summary.digest) == [ENDS, 0, 1]
+    assert [layer.layer for layer in load(store, summary.digest)] == [ENDS, 0, 1]
     store.prefetch(summary.digest)
 
     assert store.tier(summary.digest) == "host"
@@ -155,7 +141,7 @@ def test_a_request_that_races_with_an_unload_always_finds_its_adapter(
         assert store.summary(digest).rank == 4
         store.prefetch(digest)
         assert store.tier(digest) in ("disk", "host")
-        return load(store, digest)
+        return [layer.layer for layer in load(store, digest)]
 
     with ThreadPoolExecutor(10) as threads:
         deletions = [threads.submit(delete) for _ in range(2)]
@@ -179,7 +165,7 @@ def test_a_merge_is_as_far_away_as_its_farthest_member(store: AdapterStore, tmp_
     assert store.tier(merged.digest) == "host"
     assert store.host_bytes(merged.digest) == 0
 
-    assert load(store, merged.digest) == [ENDS, 0, 1]
+    assert [layer.layer for layer in load(store, merged.digest)] == [ENDS, 0, 1]
     assert store.host_bytes(merged.digest) > 0
     assert store.unload(digests[0]) > 0
     assert store.tier(merged.digest) == "host"
