@@ -206,7 +206,7 @@ def test_a_hint_downloads_once_for_the_load_that_follows(
     digest = hub_store.resolve("org/a").result().digest
 
     hub_store.prefetch(digest)
-    layers = load(hub_store, digest)
+    layers = [layer.layer for layer in load(hub_store, digest)]
 
     assert layers == [ENDS, 0, 1]
     assert hub.sent[WEIGHTS] == header_bytes(files[WEIGHTS]) + len(files[WEIGHTS])
