@@ -150,7 +150,7 @@ async def test_hints_bring_adapters_into_memory_and_unknown_ones_do_no_harm(
     call = stub.Run()
 
     await call.write(pb.RunRequest(prefetch=["0" * 64, digest]))
-    while store.tier(digest) != "host":  # noqa: ASYNC110
+    while store.tier(digest) != "host":  # noqa: ASYNC110 - as in `until_forgotten`
         await asyncio.sleep(0.01)
     await call.write(
         pb.RunRequest(admit=[pb.Admission(request_id=1, prompt=[1, 2, 3], max_tokens=1)])

@@ -11,6 +11,9 @@ Two dense products and a mask do any mix of adapters and ranks: no gather, no da
 What is masked is replaced, not multiplied: huge weights of one adapter can make any row's product
 with them Inf, and 0 x Inf is NaN. Lanes hold finite numbers only (the reader sees to it), so 0
 times what they hold is 0.
+
+Gain, shift and what is done to the two ends are defined in `device/seam.py`: `Device.add_lora`,
+`adapt_embedding`, `adapt_logits`.
 """
 
 from collections.abc import Sequence
