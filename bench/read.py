@@ -16,6 +16,7 @@ from typing import Final
 import torch
 from loralane_server.adapters.formats.index import build_index
 from loralane_server.adapters.formats.spec import parse_spec
+from loralane_server.adapters.reading.load_files import LoadFiles
 from loralane_server.adapters.reading.reader import Reader
 from loralane_server.adapters.sources.files import Reads
 from loralane_server.adapters.sources.local_source import LocalPlace, LocalSource
@@ -52,9 +53,10 @@ def read_ms(model: Path, adapter: Path, dtype: str) -> float:
     index = build_index(parse_spec(located.config), located, base_shape(spec, dtype))
     kind = getattr(torch, dtype)
     reader = Reader(kind, Reads(), BaseWeights(model, spec, kind))
+    files = LoadFiles(located.open_file)
     began = time.perf_counter()
     for layer in (ENDS, *range(spec.layers)):
-        reader.read_layer(index, located.open_file, layer)
+        reader.read_layer(index, files, layer)
     return (time.perf_counter() - began) * 1e3
 
 

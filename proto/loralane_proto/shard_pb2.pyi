@@ -346,9 +346,12 @@ class ResolveAdapterRequest(google.protobuf.message.Message):
     REFERENCE_FIELD_NUMBER: builtins.int
     TOKEN_FIELD_NUMBER: builtins.int
     MERGE_FIELD_NUMBER: builtins.int
+    SOON_FIELD_NUMBER: builtins.int
     reference: builtins.str
     token: builtins.str
     """hub token of this caller; never stored, never logged"""
+    soon: builtins.bool
+    """it is about to be used: begin to read its tensors as well"""
     @property
     def merge(self) -> global___Merge:
         """instead of a reference"""
@@ -359,9 +362,10 @@ class ResolveAdapterRequest(google.protobuf.message.Message):
         reference: builtins.str = ...,
         token: builtins.str = ...,
         merge: global___Merge | None = ...,
+        soon: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["merge", b"merge"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["merge", b"merge", "reference", b"reference", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["merge", b"merge", "reference", b"reference", "soon", b"soon", "token", b"token"]) -> None: ...
 
 global___ResolveAdapterRequest = ResolveAdapterRequest
 

@@ -119,7 +119,10 @@ class ShardClient:
         return {name: bytes(data) for name, data in parts.items()}
 
     async def resolve(self, asked: str | Merge, token: str | None) -> pb.Adapter:
-        """Return what a reference names, or several mean together, if this token reaches it now."""
+        """Return what a reference names, or several mean together, if this token reaches it now.
+
+        The shard begins to read it, since it is about to be used.
+        """
         try:
             request = _resolve_request(asked, token or "")
         except UnicodeEncodeError:  # not chained: it would carry the token
@@ -168,7 +171,7 @@ class ShardClient:
 
 def _resolve_request(asked: str | Merge, token: str) -> pb.ResolveAdapterRequest:
     if isinstance(asked, str):
-        return pb.ResolveAdapterRequest(reference=asked, token=token)
+        return pb.ResolveAdapterRequest(reference=asked, token=token, soon=True)
     members = [pb.MergeMember(reference=name, weight=weight) for name, weight in asked.members]
     merge = pb.Merge(
         members=members,
@@ -176,7 +179,7 @@ def _resolve_request(asked: str | Merge, token: str) -> pb.ResolveAdapterRequest
         density=asked.density,
         majority_sign=asked.majority_sign,
     )
-    return pb.ResolveAdapterRequest(merge=merge, token=token)
+    return pb.ResolveAdapterRequest(merge=merge, token=token, soon=True)
 
 
 async def _wrapped(call: Awaitable[T]) -> T:

@@ -164,7 +164,7 @@ class Engine(Generic[BatchT]):
             use_threads(self._threads)
             with torch.inference_mode():
                 while not self._closed:
-                    self._inbox.carry_out(wait=not self._loop.has_work)
+                    self._inbox.carry_out(self._loop.patience)
                     self._loop.turn()
             self.stopped.set_result(None)
         except BaseException as exc:

@@ -31,12 +31,12 @@ class Inbox:
         self.put(run)
         return future
 
-    def carry_out(self, *, wait: bool) -> None:
-        """Make all the calls that there are; with `wait`, at least one."""
+    def carry_out(self, patience: float | None) -> None:
+        """Make all calls that there are; wait so many seconds for the first, None = for ever."""
         try:
             while True:
-                self._calls.get(block=wait)()
-                wait = False
+                self._calls.get(patience != 0, patience)()
+                patience = 0
         except Empty:
             pass
 

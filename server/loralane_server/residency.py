@@ -8,7 +8,7 @@ steps, so that a load never stalls the rows that are running.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -92,7 +92,7 @@ class ResidencyManager:
         return bool(self._staged)
 
     @property
-    def loads(self) -> Iterable[Load]:
+    def loads(self) -> Collection[Load]:
         """The loads in flight, in order of their beginning."""
         return self._loads.values()
 

@@ -88,12 +88,18 @@ class ShardService(pb_grpc.ShardServicer):
 
     @typed_errors
     async def ResolveAdapter(self, request: pb.ResolveAdapterRequest, context: Any) -> pb.Adapter:
-        """Turn a reference, or a merge of several, into an identity, reading headers only."""
+        """Turn a reference, or a merge of several, into an identity, reading headers only.
+
+        Asked for soon, its tensors are read ahead while the answer and the admission travel.
+        """
         if request.HasField("merge"):
             summary = await self._merged(request.merge, request.token)
         else:
             summary = await self._resolved(request.reference, request.token)
-        return self._describe(summary, await self._tenants())
+        tenants = await self._tenants()
+        if request.soon and summary.digest not in tenants:
+            self._store.prefetch(summary.digest)
+        return self._describe(summary, tenants)
 
     async def ValidateAdapter(
         self, request: pb.ValidateAdapterRequest, context: Any

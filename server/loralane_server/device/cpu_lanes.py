@@ -20,7 +20,6 @@ from torch import Tensor
 from loralane_server.adapters.lanes import add_lanes
 from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.cpu_gains import CpuGains, Plan
-from loralane_server.device.memory import lazy_zeros
 from loralane_server.device.seam import GROUPS, Span, TargetTensors
 
 #: Small products are computed in float32, the lanes cast on the way: in bfloat16 each has a fixed
@@ -101,15 +100,17 @@ class CpuLanes:
     def __init__(
         self, layers: int, shapes: Mapping[str, tuple[int, int]], lanes: int, dtype: torch.dtype
     ) -> None:
+        # Written at once, not lazily: the first write to a page costs more than what is written,
+        # and an adapter that is loaded for a request that waits should not pay for it.
         self._a = [
             {
-                group: lazy_zeros((lanes, len(modules), shapes[modules[0]][1]), dtype)
+                group: torch.zeros(lanes, len(modules), shapes[modules[0]][1], dtype=dtype)
                 for group, modules in GROUPS.items()
             }
             for _ in range(layers)
         ]
         self._b = [
-            {module: lazy_zeros((lanes, out), dtype) for module, (out, _) in shapes.items()}
+            {module: torch.zeros(lanes, out, dtype=dtype) for module, (out, _) in shapes.items()}
             for _ in range(layers)
         ]
         self._columns = {group: _columns(modules, shapes) for group, modules in GROUPS.items()}
@@ -186,7 +187,8 @@ def fill_lanes(pool: Tensor, lanes: slice | Tensor, rows: Tensor | None) -> None
     elif isinstance(lanes, slice):
         end = lanes.start + rows.shape[0]
         pool[lanes.start : end] = rows
-        pool[end : lanes.stop] = 0
+        if end < lanes.stop:
+            pool[end : lanes.stop] = 0
     else:
         pool[lanes[: rows.shape[0]]] = rows
         pool[lanes[rows.shape[0] :]] = 0

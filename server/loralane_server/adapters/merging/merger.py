@@ -14,6 +14,7 @@ from loralane_server.adapters.formats.targets import Target
 from loralane_server.adapters.merging.derived import Merge, summary_of_merge
 from loralane_server.adapters.merging.merging import Recipe, merge
 from loralane_server.adapters.reading.factors import Factors, served
+from loralane_server.adapters.reading.load_files import LoadFiles
 from loralane_server.adapters.reading.reader import LayerTensors, Reader, ReadTimes
 from loralane_server.adapters.store.catalogue import Catalogue
 from loralane_server.adapters.store.entries import (
@@ -74,24 +75,28 @@ class Merger:
         return self._catalogue.add(Entry(summary, origin))
 
     def _opened(self, asked: Merge) -> ReadLayer:
-        return partial(self._read_layer, asked, [self._files_of(name) for name in asked.members])
+        files = [self._files_of(name) for name in asked.members]
+        opened = [(own.index, LoadFiles(own.open_file)) for own in files]
+        return partial(self._read_layer, asked, opened)
 
-    def _read_layer(self, asked: Merge, files: Sequence[AdapterFiles], layer: int) -> LayerTensors:
+    def _read_layer(
+        self, asked: Merge, opened: Sequence[tuple[AdapterIndex, LoadFiles]], layer: int
+    ) -> LayerTensors:
         began = time.perf_counter()
-        members = [self._factors(own, layer) for own in files]
+        members = [self._factors(index, files, layer) for index, files in opened]
         read = time.perf_counter()
         merged: dict[str, Factors] = {}
-        for name, parts in _units(asked.recipe, [own.index for own in files], layer):
+        for name, parts in _units(asked.recipe, [index for index, _ in opened], layer):
             merged |= _merged(asked, (layer, name), parts, members)
         tensors = self._reader.serve(layer, merged)
         cast_ms = (time.perf_counter() - read) * 1e3
         return replace(tensors, times=ReadTimes(read_ms=(read - began) * 1e3, cast_ms=cast_ms))
 
-    def _factors(self, files: AdapterFiles, layer: int) -> dict[str, Factors]:
+    def _factors(self, index: AdapterIndex, files: LoadFiles, layer: int) -> dict[str, Factors]:
         """One member's share, checked here so that an error names the member."""
-        found = self._reader.read_factors(files.index, files.open_file, layer)
+        found = self._reader.read_factors(index, files, layer)
         for module, factors in found.items():
-            name = f"{files.index.reference}: {module_name(layer, module)}"
+            name = f"{index.reference}: {module_name(layer, module)}"
             served(factors.a, torch.float32, f"{name}.lora_A")
             served(factors.b, torch.float32, f"{name}.lora_B")
         return found

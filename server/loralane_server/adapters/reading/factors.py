@@ -9,7 +9,7 @@ In float32:
 all become  (1 + gain) (W x + bias) + B' A x + shift.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Final
@@ -106,20 +106,51 @@ def row_norms(weight: WeightRows, a: Tensor, b: Tensor) -> Tensor:
     return norms
 
 
-def served(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Return a contiguous copy in `dtype`.
+@dataclass(frozen=True, slots=True, eq=False)
+class Half:
+    """A tensor that is to be served, as it is stored."""
+
+    tensor: Tensor
+    #: For errors.
+    name: str
+    #: What it is multiplied by in float32, before it is rounded; None = nothing.
+    scale: float | None = None
+
+
+def serve_together(halves: Sequence[Half], dtype: torch.dtype) -> list[Tensor]:
+    """Return contiguous copies in `dtype`, which share one block of memory and one check.
 
     Raises:
-        AdapterCorrupt: it is not finite there; the message names it.
+        AdapterCorrupt: one is not finite there; the message names it.
     """
-    copy = torch.empty(tensor.shape, dtype=dtype).copy_(tensor)
+    sizes = [half.tensor.numel() for half in halves]
+    block = torch.empty(sum(sizes), dtype=dtype)
+    copies = [
+        part.view(half.tensor.shape) for part, half in zip(block.split(sizes), halves, strict=True)
+    ]
+    for half, copy in zip(halves, copies, strict=True):
+        if half.scale is None:
+            copy.copy_(half.tensor)
+        else:
+            torch.mul(half.tensor.to(torch.float32), half.scale, out=copy)
     # A sum is finite only if all it adds is: one pass, and no mask to allocate.
-    if not isfinite(copy.sum(dtype=torch.float32).item()) and not copy.isfinite().all():
+    if not isfinite(block.sum(dtype=torch.float32).item()):
+        for half, copy in zip(halves, copies, strict=True):
+            _check_finite(copy, half.name)
+    return copies
+
+
+def served(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Return a contiguous copy in `dtype`; raises as `serve_together`."""
+    return serve_together([Half(tensor, name)], dtype)[0]
+
+
+def _check_finite(tensor: Tensor, name: str) -> None:
+    if not tensor.isfinite().all():
         raise AdapterCorrupt(
-            f"{name!a} is not finite: it holds NaN or Inf, or {dtype} cannot hold it",
+            f"{name!a} is not finite: it holds NaN or Inf, or {tensor.dtype} cannot hold it",
             tensors=[name],
         )
-    return copy
 
 
 def _sum(shift: Tensor | None, more: Tensor) -> Tensor:

@@ -2,18 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from math import prod
-from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from loralane_server.adapters.formats.headers import TensorRef
-from loralane_server.adapters.sources.files import Reads, opened, read_into
-
-#: From one of the adapter's file names to its path; see `Located.open_file`.
-OpenFile = Callable[[str], Path]
+from loralane_server.adapters.reading.load_files import LoadFiles
+from loralane_server.adapters.reading.scratch import fresh
+from loralane_server.adapters.sources.files import Reads, read_into
 
 _STORED: Final = {
     "F64": torch.float64,
@@ -26,26 +23,28 @@ _STORED: Final = {
 _BLOCK_BYTES: Final = 8 << 20
 
 
-def read_tensors(refs: Iterable[TensorRef], open_file: OpenFile, reads: Reads) -> dict[str, Tensor]:
-    """Return the tensors by name, as stored.
-
-    `open_file` is asked before and after, so that a file replaced meanwhile is noticed.
+def read_tensors(
+    refs: Iterable[TensorRef],
+    files: LoadFiles,
+    reads: Reads,
+    room: Callable[[int], Tensor] = fresh,
+) -> dict[str, Tensor]:
+    """Return the tensors by name, as stored, in memory that `room` gives.
 
     Raises:
         AdapterCorrupt: truncated, or changed since it was resolved.
-        AdapterNotFound, SourceUnavailable: as `open_file` and the disk.
+        AdapterNotFound, SourceUnavailable: as `files`.
     """
     ordered = sorted({ref.name: ref for ref in refs}.values(), key=lambda r: (r.file, r.begin))
     tensors: dict[str, Tensor] = {}
     for name, of_file in groupby(ordered, key=lambda ref: ref.file):
-        with opened(open_file(name)) as descriptor:
+        with files.opened(name) as descriptor:
             for run in _runs(of_file):
-                tensors |= _read_run(descriptor, run, reads)
-        open_file(name)
+                tensors |= _read_run(descriptor, run, reads, room)
     return tensors
 
 
-def read_blocks(ref: TensorRef, open_file: OpenFile, reads: Reads) -> Iterator[tuple[int, Tensor]]:
+def read_blocks(ref: TensorRef, files: LoadFiles, reads: Reads) -> Iterator[tuple[int, Tensor]]:
     """Yield a matrix in blocks of whole rows, as stored, each with its first row's number.
 
     For tensors too large to be held whole. Raises as `read_tensors`; whoever stops early does not
@@ -54,29 +53,27 @@ def read_blocks(ref: TensorRef, open_file: OpenFile, reads: Reads) -> Iterator[t
     rows, columns = ref.shape
     row_bytes = (ref.end - ref.begin) // max(1, rows)
     step = max(1, _BLOCK_BYTES // max(1, row_bytes))
-    with opened(open_file(ref.file)) as descriptor:
+    with files.opened(ref.file) as descriptor:
         for first in range(0, rows, step):
             count = min(step, rows - first)
             begin = ref.begin + first * row_bytes
             end = begin + count * row_bytes
             block = TensorRef(ref.file, ref.name, ref.dtype, (count, columns), begin, end)
-            yield first, _read_run(descriptor, [block], reads)[ref.name]
-    open_file(ref.file)
+            yield first, _read_run(descriptor, [block], reads, fresh)[ref.name]
 
 
-def _read_run(descriptor: int, run: Sequence[TensorRef], reads: Reads) -> dict[str, Tensor]:
+def _read_run(
+    descriptor: int, run: Sequence[TensorRef], reads: Reads, room: Callable[[int], Tensor]
+) -> dict[str, Tensor]:
     begin = run[0].begin
-    buffer = bytearray(run[-1].end - begin)
-    read_into(descriptor, buffer, begin, run[0].file)
-    reads.add_tensor(len(buffer))
-    return {ref.name: _view(buffer, ref, ref.begin - begin) for ref in run}
+    content = room(run[-1].end - begin)
+    read_into(descriptor, content.numpy().data, begin, run[0].file)
+    reads.add_tensor(content.nbytes)
+    return {ref.name: _view(content, ref, begin) for ref in run}
 
 
-def _view(buffer: bytearray, ref: TensorRef, offset: int) -> Tensor:
-    if not buffer:  # torch takes no empty buffer
-        return torch.empty(ref.shape, dtype=_STORED[ref.dtype])
-    flat = torch.frombuffer(buffer, dtype=_STORED[ref.dtype], count=prod(ref.shape), offset=offset)
-    return flat.view(ref.shape)
+def _view(content: Tensor, ref: TensorRef, begin: int) -> Tensor:
+    return content[ref.begin - begin : ref.end - begin].view(_STORED[ref.dtype]).view(ref.shape)
 
 
 def _runs(refs: Iterable[TensorRef]) -> Iterator[list[TensorRef]]:

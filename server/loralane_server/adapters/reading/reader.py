@@ -5,10 +5,9 @@ Rows multiply lanes of others by 0, and 0 x NaN is NaN, so nothing that is not f
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -17,8 +16,17 @@ from torch import Tensor
 from loralane_server.adapters.formats.base_shape import module_name
 from loralane_server.adapters.formats.index import AdapterIndex
 from loralane_server.adapters.formats.targets import Rows, Target
-from loralane_server.adapters.reading.factors import Factors, Folded, fold, served
-from loralane_server.adapters.reading.ranges import OpenFile, read_tensors
+from loralane_server.adapters.reading.factors import (
+    Factors,
+    Folded,
+    Half,
+    fold,
+    serve_together,
+    served,
+)
+from loralane_server.adapters.reading.load_files import LoadFiles
+from loralane_server.adapters.reading.ranges import read_tensors
+from loralane_server.adapters.reading.scratch import fresh
 from loralane_server.adapters.reading.table_reader import TableFiles
 from loralane_server.adapters.sources.files import Reads
 from loralane_server.device.seam import ENDS, TableRows, TargetTensors
@@ -67,42 +75,41 @@ class Reader:
         #: Casting computes: of many loads at once, one takes a core from the steps, not all.
         self._casting = threading.Lock()
 
-    def read_layer(self, index: AdapterIndex, open_file: OpenFile, layer: int) -> LayerTensors:
+    def read_layer(self, index: AdapterIndex, files: LoadFiles, layer: int) -> LayerTensors:
         """Read exactly this layer's tensors; a layer without targets reads nothing.
 
         Raises:
             AdapterCorrupt: truncated, changed since it was resolved, or not finite.
             AdapterIncompatible: relative to the base's weights, which are not at hand.
             AdapterTooLarge: tables that turn out to differ from the base's are above the budget.
-            AdapterNotFound, SourceUnavailable: as `open_file` and the disks.
+            AdapterNotFound, SourceUnavailable: as `files`.
         """
-        opening = _Opening(open_file)
-        began = time.perf_counter()
-        factors = self._factors(index, opening, layer)
+        began, opening_ms = time.perf_counter(), files.open_ms
+        files.scratch.clear()  # what was read before has been served
+        factors = self._factors(index, files, layer, files.scratch.room)
         tables: Mapping[str, TableRows] = {}
         if layer == ENDS and index.tables:
-            files = TableFiles(opening, self._reads, self._dtype, self._base)
-            tables, factors = files.read(index.tables, factors)
+            reading = TableFiles(files, self._reads, self._dtype, self._base)
+            tables, factors = reading.read(index.tables, factors)
         read = time.perf_counter()
         with self._casting:
             began_casting = time.perf_counter()
             served_layer = self.serve(layer, factors, tables)
             cast_ms = (time.perf_counter() - began_casting) * 1e3
-        read_ms = (read - began) * 1e3 - opening.ms
-        return replace(served_layer, times=ReadTimes(opening.ms, read_ms, cast_ms))
+        open_ms = files.open_ms - opening_ms
+        times = ReadTimes(open_ms, (read - began) * 1e3 - open_ms, cast_ms)
+        return replace(served_layer, times=times)
 
-    def read_factors(
-        self, index: AdapterIndex, open_file: OpenFile, layer: int
-    ) -> dict[str, Factors]:
+    def read_factors(self, index: AdapterIndex, files: LoadFiles, layer: int) -> dict[str, Factors]:
         """Read this layer's targets as trained, in float32, by module name.
 
         Raises as `read_layer`, but does not look for what is not finite. `AdapterIncompatible` also
         where there is more than factors: tables that are not the base's own.
         """
-        factors = self._factors(index, open_file, layer)
+        factors = self._factors(index, files, layer, fresh)
         if layer == ENDS and index.tables:
-            files = TableFiles(open_file, self._reads, self._dtype, self._base)
-            tables, _ = files.read(index.tables, factors)
+            reading = TableFiles(files, self._reads, self._dtype, self._base)
+            tables, _ = reading.read(index.tables, factors)
             if tables:
                 raise AdapterIncompatible(
                     f"{index.reference} brings its own {', '.join(tables)}, so it is more than LoRA"
@@ -116,29 +123,45 @@ class Reader:
         tables: Mapping[str, TableRows] = MappingProxyType({}),
     ) -> LayerTensors:
         """Fold, cast and check; `tables` are taken as they are. Raises as `read_layer`."""
-        targets = {module: self._target(layer, module, own) for module, own in factors.items()}
+        targets = self._targets(layer, factors)
         nbytes = sum(target.nbytes for target in targets.values())
         nbytes += sum(table.rows.nbytes for table in tables.values())
         return LayerTensors(layer, targets, nbytes, dict(tables))
 
-    def _factors(self, index: AdapterIndex, open_file: OpenFile, layer: int) -> dict[str, Factors]:
+    def _factors(
+        self,
+        index: AdapterIndex,
+        files: LoadFiles,
+        layer: int,
+        room: Callable[[int], Tensor],
+    ) -> dict[str, Factors]:
         targets = index.layer(layer)
         refs = [ref for target in targets for ref in target.refs]
-        stored = read_tensors(refs, open_file, self._reads)
+        stored = read_tensors(refs, files, self._reads, room)
         return {target.module: _factors_of(target, stored) for target in targets}
 
-    def _target(self, layer: int, module: str, factors: Factors) -> TargetTensors:
-        name = module_name(layer, module)
-        if factors.magnitude is not None:  # else B, which they are folded into, would be blamed
-            served(factors.magnitude, torch.float32, f"{name}: its magnitudes")
-        folded = self._folded(layer, module, factors)
-        gain, shift = folded.gain, folded.shift
-        return TargetTensors(
-            served(factors.a, self._dtype, f"{name}.lora_A"),
-            served(folded.b, self._dtype, f"{name}.lora_B"),
-            None if gain is None else served(gain, torch.float32, f"{name}: its magnitudes"),
-            None if shift is None else served(shift, torch.float32, f"{name}: its bias"),
-        )
+    def _targets(self, layer: int, factors: Mapping[str, Factors]) -> dict[str, TargetTensors]:
+        halves: list[Half] = []
+        vectors: list[tuple[Tensor | None, Tensor | None]] = []
+        for module, own in factors.items():
+            name = module_name(layer, module)
+            b, gain, shift = Half(own.b, f"{name}.lora_B", own.scale), None, None
+            if not own.is_plain:
+                _check_parts(own, name)
+                folded = self._folded(layer, module, own)
+                b = Half(folded.b, f"{name}.lora_B")
+                gain = self._vector(folded.gain, f"{name}: its magnitudes")
+                shift = self._vector(folded.shift, f"{name}: its bias")
+            halves += [Half(own.a, f"{name}.lora_A"), b]
+            vectors.append((gain, shift))
+        copies = serve_together(halves, self._dtype)
+        pairs = zip(copies[::2], copies[1::2], vectors, strict=True)
+        targets = (TargetTensors(a, b, gain, shift) for a, b, (gain, shift) in pairs)
+        return dict(zip(factors, targets, strict=True))
+
+    @staticmethod
+    def _vector(vector: Tensor | None, name: str) -> Tensor | None:
+        return None if vector is None else served(vector, torch.float32, name)
 
     def _folded(self, layer: int, module: str, factors: Factors) -> Folded:
         if factors.bias is None and factors.magnitude is None:
@@ -150,18 +173,16 @@ class Reader:
         return fold(factors, weight, self._base.bias(layer, module))
 
 
-class _Opening:
-    """Counts how long files took to open."""
-
-    def __init__(self, open_file: OpenFile) -> None:
-        self._open_file = open_file
-        self.ms = 0.0
-
-    def __call__(self, name: str) -> Path:
-        began = time.perf_counter()
-        path = self._open_file(name)
-        self.ms += (time.perf_counter() - began) * 1e3
-        return path
+def _check_parts(factors: Factors, name: str) -> None:
+    """Find what is not finite where it is; once folded, another part would be blamed for it."""
+    parts = {
+        f"{name}.lora_A": factors.a,
+        f"{name}.lora_B": factors.b,
+        f"{name}: its magnitudes": factors.magnitude,
+    }
+    for part, tensor in parts.items():
+        if tensor is not None:
+            served(tensor, torch.float32, part)
 
 
 def _factors_of(target: Target, stored: Mapping[str, Tensor]) -> Factors:

@@ -15,7 +15,8 @@ from loralane_server.adapters.formats.base_shape import EMBED, HEAD
 from loralane_server.adapters.formats.tables import MAX_TABLE_BYTES, Table, Tables, too_large
 from loralane_server.adapters.formats.targets import incompatible, names_of
 from loralane_server.adapters.reading.factors import Factors, served
-from loralane_server.adapters.reading.ranges import OpenFile, read_blocks, read_tensors
+from loralane_server.adapters.reading.load_files import LoadFiles
+from loralane_server.adapters.reading.ranges import read_blocks, read_tensors
 from loralane_server.adapters.sources.files import Reads
 from loralane_server.device.seam import ENDS, TableRows
 from loralane_server.model.base_weights import BaseWeights
@@ -25,7 +26,7 @@ from loralane_server.model.base_weights import BaseWeights
 class TableFiles:
     """Reads the tables of one adapter for a shard that computes in `dtype`."""
 
-    open_file: OpenFile
+    files: LoadFiles
     reads: Reads
     dtype: torch.dtype
     #: None = every copy of the base's weight counts as another.
@@ -58,7 +59,7 @@ class TableFiles:
 
     def _replaced(self, tables: Tables) -> dict[str, TableRows]:
         refs = [table.ref for table in tables.replaced if table.ids != ()]
-        stored = read_tensors(refs, self.open_file, self.reads)
+        stored = read_tensors(refs, self.files, self.reads)
         # One copy of rows that both ends share.
         rows = {name: served(tensor, self.dtype, name) for name, tensor in stored.items()}
         return {
@@ -76,7 +77,7 @@ class TableFiles:
         size = sum(copy.ref.shape[0] * copy.ref.shape[1] * self.dtype.itemsize for copy in others)
         if size > self.budget:
             raise too_large(size, names_of(refs))
-        stored = read_tensors(refs, self.open_file, self.reads)
+        stored = read_tensors(refs, self.files, self.reads)
         found = {copy.module: stored[copy.ref.name].to(torch.float32) for copy in others}
         if not tables.tied:
             return found
@@ -90,7 +91,7 @@ class TableFiles:
         """Whether the shard would compute the same with the copy: equal in its dtype."""
         if self.base is None:
             return False
-        for first, block in read_blocks(copy.ref, self.open_file, self.reads):
+        for first, block in read_blocks(copy.ref, self.files, self.reads):
             own = self.base.weight(ENDS, copy.module, first, first + len(block))
             if not torch.equal(block.to(self.dtype), own.to(self.dtype)):
                 return False

@@ -85,7 +85,7 @@ def opened(path: Path) -> Iterator[int]:
 def identity_of(path: Path) -> StatIdentity:
     """What names a file's bytes without reading them; raises as `opened`."""
     with opened(path) as descriptor:
-        return _identity(os.fstat(descriptor))
+        return identity_of_open(os.fstat(descriptor))
 
 
 def read_whole(path: Path, limit: int) -> tuple[bytes, StatIdentity]:
@@ -100,7 +100,7 @@ def read_whole(path: Path, limit: int) -> tuple[bytes, StatIdentity]:
             raise AdapterCorrupt(f"{path.name} is larger than {limit} bytes")
         content = bytearray(status.st_size)
         read_into(descriptor, content, 0, path.name)
-        return bytes(content), _identity(status)
+        return bytes(content), identity_of_open(status)
 
 
 def read_header(path: Path, name: str, reads: Reads) -> tuple[FileHeader, StatIdentity]:
@@ -113,10 +113,10 @@ def read_header(path: Path, name: str, reads: Reads) -> tuple[FileHeader, StatId
         head = bytearray(header_end(bytes(prefix), size, name))
         read_into(descriptor, head, 0, name)
         reads.add_header(len(head))
-        return parse_header(bytes(head), size, name), _identity(status)
+        return parse_header(bytes(head), size, name), identity_of_open(status)
 
 
-def read_into(descriptor: int, buffer: bytearray, offset: int, name: str) -> None:
+def read_into(descriptor: int, buffer: bytearray | memoryview, offset: int, name: str) -> None:
     """Fill the buffer from the file's bytes at `offset`; raises `AdapterCorrupt` where it ends."""
     view = memoryview(buffer)
     while view:
@@ -127,5 +127,6 @@ def read_into(descriptor: int, buffer: bytearray, offset: int, name: str) -> Non
         offset += count
 
 
-def _identity(status: os.stat_result) -> StatIdentity:
+def identity_of_open(status: os.stat_result) -> StatIdentity:
+    """What names the bytes of a file that is open, from its status."""
     return status.st_size, status.st_mtime_ns, status.st_ino

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from loralane_server.adapters.formats.hints import oddities
+from loralane_server.adapters.reading.load_files import LoadFiles
 from loralane_server.adapters.reading.reader import Reader
 from loralane_server.adapters.sources.local_source import LocalPlace
 from loralane_server.adapters.sources.sources import Place, Sources
@@ -161,8 +162,9 @@ class Resolver:
     ) -> Validation:
         located = self._sources.locate(reference, place, token)
         index = self._indexes.build(located)
+        files = LoadFiles(located.open_file)
         for layer in self._layers if tensors else ():
-            self._reader.read_layer(index, located.open_file, layer)
+            self._reader.read_layer(index, files, layer)
         notes = oddities(located.config, index, self._base_name)
         return Validation(summary_of(index, located.kind), tuple(notes))
 

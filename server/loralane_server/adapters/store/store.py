@@ -17,6 +17,7 @@ from loralane_server.adapters.formats.base_shape import BaseShape
 from loralane_server.adapters.formats.spec import MAX_RANK
 from loralane_server.adapters.merging.derived import Merge
 from loralane_server.adapters.merging.merger import Merger
+from loralane_server.adapters.reading.load_files import LoadFiles
 from loralane_server.adapters.reading.reader import Reader
 from loralane_server.adapters.sources.files import Reads
 from loralane_server.adapters.sources.hub_source import HubSettings
@@ -245,7 +246,7 @@ class AdapterStore:
         if isinstance(entry.origin, Derived):
             return entry.origin.opened()
         files = self._indexes.files_of(entry)
-        return partial(self._reader.read_layer, files.index, files.open_file)
+        return partial(self._reader.read_layer, files.index, LoadFiles(files.open_file))
 
     def _tier(self, entry: Entry) -> Tier:
         if self._is_on_host(entry.summary.digest):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from loralane_server.adapters.formats.base_shape import module_name
+from loralane_server.adapters.reading.load_files import LoadFiles
 from loralane_server.adapters.reading.reader import LayerTensors, Reader
 from loralane_server.adapters.sources.files import Reads
 from loralane_server.adapters.sources.local_source import LocalPlace, LocalSource
@@ -79,7 +80,8 @@ def read_all(
     index = index_at(folder, base)
     reader = Reader(dtype, Reads(), BaseWeights(model_folder, spec, dtype))
     layers = (ENDS, *range(base.layers))
-    return [reader.read_layer(index, located.open_file, layer) for layer in layers]
+    files = LoadFiles(located.open_file)
+    return [reader.read_layer(index, files, layer) for layer in layers]
 
 
 def served_logits(model: PreTrainedModel, layers: Sequence[LayerTensors]) -> Tensor:

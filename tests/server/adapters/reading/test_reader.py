@@ -6,8 +6,9 @@ import pytest
 import torch
 from loralane_server.adapters.formats.index import AdapterIndex, build_index
 from loralane_server.adapters.formats.spec import parse_spec
+from loralane_server.adapters.reading.load_files import LoadFiles
 from loralane_server.adapters.reading.reader import LayerTensors, Reader
-from loralane_server.adapters.sources.files import Reads
+from loralane_server.adapters.sources.files import Reads, read_into
 from loralane_server.adapters.sources.local_source import LocalPlace, LocalSource
 from loralane_server.adapters.sources.located import Located
 from loralane_server.errors import AdapterCorrupt, AdapterNotFound
@@ -34,7 +35,7 @@ def opened(folder: Path) -> tuple[AdapterIndex, Located]:
 
 def read(folder: Path, layer: int = 0, dtype: torch.dtype = torch.float32) -> LayerTensors:
     index, located = opened(folder)
-    return Reader(dtype, Reads()).read_layer(index, located.open_file, layer)
+    return Reader(dtype, Reads()).read_layer(index, LoadFiles(located.open_file), layer)
 
 
 def test_a_layer_holds_a_and_the_scaled_transpose_of_b(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_only_the_layers_own_bytes_are_read(tmp_path: Path) -> None:
     index, located = opened(folder)
     reads = Reads()
 
-    Reader(torch.float32, reads).read_layer(index, located.open_file, 1)
+    Reader(torch.float32, reads).read_layer(index, LoadFiles(located.open_file), 1)
 
     assert reads.tensor_bytes == 4 * (4 * 64 + 32 * 4)
     assert reads.header_bytes == 0
@@ -67,7 +68,7 @@ def test_a_layer_without_targets_is_empty_and_reads_nothing(tmp_path: Path) -> N
     index, located = opened(folder)
     (folder / "adapter_model.safetensors").unlink()
 
-    layer = Reader(torch.float32, Reads()).read_layer(index, located.open_file, 0)
+    layer = Reader(torch.float32, Reads()).read_layer(index, LoadFiles(located.open_file), 0)
 
     assert (layer.layer, layer.targets, layer.nbytes) == (0, {}, 0)
 
@@ -136,7 +137,7 @@ def test_a_file_that_changed_since_it_was_resolved_is_noticed(change: Any, tmp_p
     change(tmp_path)
 
     with pytest.raises(AdapterCorrupt, match="changed since it was resolved; request it again"):
-        Reader(torch.float32, Reads()).read_layer(index, located.open_file, 0)
+        Reader(torch.float32, Reads()).read_layer(index, LoadFiles(located.open_file), 0)
 
 
 def test_a_file_replaced_while_it_is_read_is_noticed(tmp_path: Path) -> None:
@@ -151,19 +152,30 @@ def test_a_file_replaced_while_it_is_read_is_noticed(tmp_path: Path) -> None:
         return path
 
     with pytest.raises(AdapterCorrupt, match="changed since"):
-        Reader(torch.float32, Reads()).read_layer(index, open_and_replace, 0)
+        Reader(torch.float32, Reads()).read_layer(index, LoadFiles(open_and_replace), 0)
 
 
 def test_a_file_cut_short_while_it_is_open_is_an_error_not_a_crash(tmp_path: Path) -> None:
-    index, located = opened(write(tmp_path, adapter_files()))
+    _, located = opened(write(tmp_path, adapter_files()))
+    name, files = "adapter_model.safetensors", LoadFiles(located.open_file)
 
-    def open_and_cut(name: str) -> Path:
-        path = located.open_file(name)
-        path.write_bytes(path.read_bytes()[:1500])
-        return path
+    def cut_and_read() -> None:
+        with files.opened(name) as descriptor:
+            (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:1500])
+            read_into(descriptor, bytearray(2000), 0, name)
 
     with pytest.raises(AdapterCorrupt, match="truncated"):
-        Reader(torch.float32, Reads()).read_layer(index, open_and_cut, 0)
+        cut_and_read()
+
+
+def test_a_file_replaced_between_two_layers_is_noticed(tmp_path: Path) -> None:
+    index, located = opened(write(tmp_path, adapter_files()))
+    reader, files = Reader(torch.float32, Reads()), LoadFiles(located.open_file)
+    reader.read_layer(index, files, 0)
+    replace(tmp_path)
+
+    with pytest.raises(AdapterCorrupt, match="changed since"):
+        reader.read_layer(index, files, 1)
 
 
 def test_a_deleted_file_is_not_found(tmp_path: Path) -> None:
@@ -171,4 +183,4 @@ def test_a_deleted_file_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.safetensors").unlink()
 
     with pytest.raises(AdapterNotFound, match=r"adapter_model\.safetensors is missing"):
-        Reader(torch.float32, Reads()).read_layer(index, located.open_file, 0)
+        Reader(torch.float32, Reads()).read_layer(index, LoadFiles(located.open_file), 0)

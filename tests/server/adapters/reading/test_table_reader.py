@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from loralane_server.adapters.reading.load_files import LoadFiles
 from loralane_server.adapters.reading.reader import Reader
 from loralane_server.adapters.reading.table_reader import TableFiles
 from loralane_server.adapters.sources.files import Reads
@@ -151,9 +152,10 @@ def test_a_copy_above_the_budget_is_too_large_only_if_it_differs(tmp_path: Path)
 
     def read(name: str) -> dict[str, TableRows]:
         located = LocalSource(Reads()).locate("a", LocalPlace(tmp_path / name))
-        files = TableFiles(located.open_file, Reads(), torch.float32, weights, budget=VOCAB)
+        files = LoadFiles(located.open_file)
+        reading = TableFiles(files, Reads(), torch.float32, weights, budget=VOCAB)
         tables = index_at(tmp_path / name, base_shape(spec, "float32")).tables
-        return files.read(tables, {})[0]
+        return reading.read(tables, {})[0]
 
     assert read("same") == {}
     with pytest.raises(AdapterTooLarge, match="embedding and head"):
@@ -189,7 +191,7 @@ def test_without_the_bases_weights_a_copy_counts_as_another_bases(tmp_path: Path
     located = LocalSource(Reads()).locate("a", LocalPlace(tmp_path / "a"))
     index = index_at(tmp_path / "a", base)
 
-    ends = Reader(torch.float32, Reads()).read_layer(index, located.open_file, ENDS)
+    ends = Reader(torch.float32, Reads()).read_layer(index, LoadFiles(located.open_file), ENDS)
 
     expected = peft_logits(model, tmp_path / "a")
     torch.testing.assert_close(served_logits(model, [ends]), expected, rtol=2e-5, atol=2e-5)
