@@ -17,6 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from loralane_server.adapters.reading.scratch import fresh
 from loralane_server.errors import AdapterCorrupt
 
 #: Rows [begin, end) of the base's weight, float32 [end - begin, in].
@@ -117,14 +118,18 @@ class Half:
     scale: float | None = None
 
 
-def serve_together(halves: Sequence[Half], dtype: torch.dtype) -> list[Tensor]:
+def serve_together(
+    halves: Sequence[Half], dtype: torch.dtype, room: Callable[[int], Tensor] = fresh
+) -> list[Tensor]:
     """Return contiguous copies in `dtype`, which share one block of memory and one check.
+
+    `room` gives that block: so many bytes.
 
     Raises:
         AdapterCorrupt: one is not finite there; the message names it.
     """
     sizes = [half.tensor.numel() for half in halves]
-    block = torch.empty(sum(sizes), dtype=dtype)
+    block = room(sum(sizes) * dtype.itemsize).view(dtype)
     copies = [
         part.view(half.tensor.shape) for part, half in zip(block.split(sizes), halves, strict=True)
     ]

@@ -26,7 +26,7 @@ from loralane_server.adapters.reading.factors import (
 )
 from loralane_server.adapters.reading.load_files import LoadFiles
 from loralane_server.adapters.reading.ranges import read_tensors
-from loralane_server.adapters.reading.scratch import fresh
+from loralane_server.adapters.reading.scratch import Spares, fresh
 from loralane_server.adapters.reading.table_reader import TableFiles
 from loralane_server.adapters.sources.files import Reads
 from loralane_server.device.seam import ENDS, TableRows, TargetTensors
@@ -74,6 +74,7 @@ class Reader:
         self._base = base
         #: Casting computes: of many loads at once, one takes a core from the steps, not all.
         self._casting = threading.Lock()
+        self._spares = Spares()
 
     def read_layer(self, index: AdapterIndex, files: LoadFiles, layer: int) -> LayerTensors:
         """Read exactly this layer's tensors; a layer without targets reads nothing.
@@ -99,6 +100,10 @@ class Reader:
         open_ms = files.open_ms - opening_ms
         times = ReadTimes(open_ms, (read - began) * 1e3 - open_ms, cast_ms)
         return replace(served_layer, times=times)
+
+    def prepare(self) -> None:
+        """Make memory ready for a load like the last; to be called when nobody waits for one."""
+        self._spares.refill()
 
     def read_factors(self, index: AdapterIndex, files: LoadFiles, layer: int) -> dict[str, Factors]:
         """Read this layer's targets as trained, in float32, by module name.
@@ -154,7 +159,7 @@ class Reader:
                 shift = self._vector(folded.shift, f"{name}: its bias")
             halves += [Half(own.a, f"{name}.lora_A"), b]
             vectors.append((gain, shift))
-        copies = serve_together(halves, self._dtype)
+        copies = serve_together(halves, self._dtype, self._spares.room)
         pairs = zip(copies[::2], copies[1::2], vectors, strict=True)
         targets = (TargetTensors(a, b, gain, shift) for a, b, (gain, shift) in pairs)
         return dict(zip(factors, targets, strict=True))

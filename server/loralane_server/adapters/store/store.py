@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal
@@ -165,6 +166,7 @@ class AdapterStore:
             digest, on_layer, self._for_load(entry), partial(self._opened, entry)
         )
         self._catalogue.show(digest)  # now that an unload would see that it is wanted
+        done.add_done_callback(lambda _: self._prepare())
         return done
 
     def prefetch(self, digest: str) -> None:
@@ -247,6 +249,11 @@ class AdapterStore:
             return entry.origin.opened()
         files = self._indexes.files_of(entry)
         return partial(self._reader.read_layer, files.index, LoadFiles(files.open_file))
+
+    def _prepare(self) -> None:
+        """Make memory ready for the next load, behind all that somebody waits for."""
+        with suppress(RuntimeError):  # the workers were closed meanwhile
+            self._workers.ahead.submit(self._reader.prepare)
 
     def _tier(self, entry: Entry) -> Tier:
         if self._is_on_host(entry.summary.digest):
