@@ -34,7 +34,9 @@ def write(value: Any, space: str = " ") -> str:
     if isinstance(value, Pairs):
         items = (f"{json.dumps(name)}:{space}{write(item, space)}" for name, item in value)
         return "{" + f",{space}".join(items) + "}"
-    if isinstance(value, list):
+    if isinstance(value, dict):
+        return write(pairs_of(value), space)
+    if isinstance(value, list | tuple):
         return "[" + f",{space}".join(write(item, space) for item in value) + "]"
     return str(value) if type(value) is int else json.dumps(value)
 

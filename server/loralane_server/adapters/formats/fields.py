@@ -8,12 +8,14 @@ import reprlib
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from loralane_server.errors import AdapterCorrupt, AdapterIncompatible
+from loralane_server.errors import AdapterCorrupt, AdapterIncompatible, AdapterTooLarge
 
 CONFIG_FILE: Final = "adapter_config.json"
 MAX_CONFIG_BYTES: Final = 1 << 20
 #: Above this a config is not believed: no base model is that wide.
 _MAX_CONFIG_RANK: Final = 1 << 16
+#: Of trained tokens: what keeps looking at them in the milliseconds.
+MAX_TOKEN_IDS: Final = 1 << 16
 
 #: Looks at the beginning of a long value only.
 _SHORT: Final = reprlib.Repr()
@@ -34,9 +36,9 @@ def read_object(raw: bytes) -> dict[str, Any]:
         raise AdapterCorrupt(f"{CONFIG_FILE} starts with a byte order mark; save it without")
     try:
         config = json.loads(raw.decode("utf-8"))
+        if not isinstance(config, dict):
+            raise AdapterCorrupt(f"{CONFIG_FILE} is not a JSON object")
         broken = [name for name, value in config.items() if not _all_finite(value)]
-    except AttributeError as exc:
-        raise AdapterCorrupt(f"{CONFIG_FILE} is not a JSON object") from exc
     except (ValueError, RecursionError) as exc:
         raise AdapterCorrupt(f"{CONFIG_FILE} is not valid JSON in UTF-8") from exc
     if broken:
@@ -96,8 +98,16 @@ def names(name: str, value: object) -> tuple[str, ...]:
 
 
 def token_ids(name: str, value: object) -> tuple[int, ...]:
-    """Read a list of token ids, each once. Raises `AdapterCorrupt`."""
-    if not isinstance(value, list) or not all(_is_natural(item) for item in value):
+    """Read a list of token ids, each once.
+
+    Raises `AdapterCorrupt`, or `AdapterTooLarge` where there are more than `MAX_TOKEN_IDS`.
+    """
+    if isinstance(value, list) and len(value) > MAX_TOKEN_IDS:
+        raise AdapterTooLarge(f"{CONFIG_FILE}: {name} holds more than {MAX_TOKEN_IDS} token ids")
+    is_ids = (
+        isinstance(value, list) and set(map(type, value)) <= {int} and min(value, default=0) >= 0
+    )
+    if not isinstance(value, list) or not is_ids:
         raise AdapterCorrupt(f"{CONFIG_FILE}: {name} must be a list of token ids")
     if len(set(value)) != len(value):
         raise AdapterCorrupt(f"{CONFIG_FILE}: {name} holds a token id twice")
@@ -113,10 +123,6 @@ def show(value: object) -> str:
     """Return a stranger's value for an error message: short, printable, encodable."""
     text = _SHORT.repr(value).encode("ascii", "backslashreplace").decode()
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _is_natural(value: object) -> bool:
-    return type(value) is int and value >= 0
 
 
 def _all_finite(value: object) -> bool:

@@ -18,6 +18,7 @@ from loralane_server.errors import (
     AdapterCorrupt,
     AdapterError,
     AdapterIncompatible,
+    AdapterTooLarge,
 )
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -273,3 +274,11 @@ def test_no_values_make_it_raise_anything_else(fields: dict[str, Any]) -> None:
         spec_of(**fields)
     except AdapterError as error:
         error.to_proto()
+
+
+def test_a_list_of_token_ids_has_a_bound() -> None:
+    most = list(range(1 << 16))
+
+    assert spec_of(trainable_token_indices=most).tokens == (("embed_tokens", tuple(most)),)
+    with pytest.raises(AdapterTooLarge, match="trainable_token_indices holds more than 65536"):
+        spec_of(trainable_token_indices=[*most, 1 << 16])
