@@ -280,5 +280,7 @@ def test_a_list_of_token_ids_has_a_bound() -> None:
     most = list(range(1 << 16))
 
     assert spec_of(trainable_token_indices=most).tokens == (("embed_tokens", tuple(most)),)
-    with pytest.raises(AdapterTooLarge, match="trainable_token_indices holds more than 65536"):
+    with pytest.raises(
+        AdapterTooLarge, match="trainable_token_indices of 'embed_tokens' holds more than 65536"
+    ):
         spec_of(trainable_token_indices=[*most, 1 << 16])
