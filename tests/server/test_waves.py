@@ -304,9 +304,10 @@ def test_whatever_happens_in_any_order_books_balance_and_tokens_are_right(
             for _ in range(rng.randrange(4)):
                 disturb(rng, shard, listener, list(digests.values()))
                 shard.engine.check()
-        for digest in digests.values():
-            shard.store.open(digest)
-        listener.wait(*asked)
+            if request_id % 5 == 4:  # else later rows find no room, more of them on a slow machine
+                for digest in digests.values():
+                    shard.store.open(digest)
+                listener.wait(*asked)
         shard.engine.check()
 
         finished = [i for i in asked if listener.rows[i][-1].finish is Finish.LENGTH]

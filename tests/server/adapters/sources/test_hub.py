@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -106,6 +107,7 @@ def test_an_adapter_that_is_only_known_costs_little_memory(hub: FakeHub, tmp_pat
 
     kept = []
     traced = []
+    logging.disable(logging.INFO)  # pytest keeps what is logged about each request
     tracemalloc.start()
     for first in range(0, times * count, count):
         kept += [known(n) for n in range(first, first + count)]
@@ -114,6 +116,7 @@ def test_an_adapter_that_is_only_known_costs_little_memory(hub: FakeHub, tmp_pat
         gc.collect()
         traced.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
+    logging.disable(logging.NOTSET)
 
     # The least of all: caches of libraries fill up, and other threads work meanwhile.
     assert min(after - before for before, after in pairwise(traced)) / count < 1536
