@@ -97,6 +97,7 @@ class ShardClient:
     def __init__(self, address: str) -> None:
         self.address = address
         self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        # One generated class stands for both kinds of stub; the asynchronous one is a type only.
         self._stub: shard_pb2_grpc.ShardAsyncStub = shard_pb2_grpc.ShardStub(self._channel)  # type: ignore[assignment]
 
     async def close(self) -> None:

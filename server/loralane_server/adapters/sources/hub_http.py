@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
 )
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # not in its __all__
 
 from loralane_server.adapters.sources.references import HubPlace
 from loralane_server.adapters.sources.refusals import retry_after_ms

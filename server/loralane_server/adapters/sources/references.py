@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # not in its __all__
 
 from loralane_server.errors import AdapterNotFound, InvalidRequest
 
