@@ -128,21 +128,33 @@ def serve_together(
     Raises:
         AdapterCorrupt: one is not finite there; the message names it.
     """
+    if not halves:
+        return []
     sizes = [half.tensor.numel() for half in halves]
     block = room(sum(sizes) * dtype.itemsize).view(dtype)
     copies = [
         part.view(half.tensor.shape) for part, half in zip(block.split(sizes), halves, strict=True)
     ]
-    for half, copy in zip(halves, copies, strict=True):
-        if half.scale is None:
-            copy.copy_(half.tensor)
-        else:
-            torch.mul(half.tensor.to(torch.float32), half.scale, out=copy)
+    # One call for all: each gives the interpreter away, and may wait until it comes back.
+    torch._foreach_copy_(copies, _scaled(halves))
     # A sum is finite only if all it adds is: one pass, and no mask to allocate.
     if not isfinite(block.sum(dtype=torch.float32).item()):
         for half, copy in zip(halves, copies, strict=True):
             _check_finite(copy, half.name)
     return copies
+
+
+def _scaled(halves: Sequence[Half]) -> list[Tensor]:
+    """Return the tensors, those that have a scale multiplied by it in float32."""
+    tensors = [half.tensor for half in halves]
+    scales = {i: half.scale for i, half in enumerate(halves) if half.scale is not None}
+    if scales:
+        products = torch._foreach_mul(
+            [tensors[i].to(torch.float32) for i in scales], list(scales.values())
+        )
+        for i, product in zip(scales, products, strict=True):
+            tensors[i] = product
+    return tensors
 
 
 def served(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:

@@ -69,11 +69,9 @@ def _read_run(
     content = room(run[-1].end - begin)
     read_into(descriptor, content.numpy().data, begin, run[0].file)
     reads.add_tensor(content.nbytes)
-    return {ref.name: _view(content, ref, begin) for ref in run}
-
-
-def _view(content: Tensor, ref: TensorRef, begin: int) -> Tensor:
-    return content[ref.begin - begin : ref.end - begin].view(_STORED[ref.dtype]).view(ref.shape)
+    dtype = _STORED[run[0].dtype]
+    parts = content.view(dtype).split([(ref.end - ref.begin) // dtype.itemsize for ref in run])
+    return {ref.name: part.view(ref.shape) for ref, part in zip(run, parts, strict=True)}
 
 
 def _runs(refs: Iterable[TensorRef]) -> Iterator[list[TensorRef]]:

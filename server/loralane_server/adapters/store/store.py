@@ -46,6 +46,10 @@ from loralane_server.model.base_weights import BaseWeights
 
 Tier = Literal["remote", "disk", "host"]
 
+#: Seconds after a load before memory for the next is made ready. Whoever waited for it computes
+#: first: clearing memory takes a core from the step, for as long as casting all that was read.
+_REST_S: Final = 0.2
+
 _SLOWEST_FIRST: Final[tuple[Tier, ...]] = ("remote", "disk", "host")
 
 
@@ -96,6 +100,9 @@ class AdapterStore:
             is_on_host=self._is_on_host,
         )
         self._merger = Merger(self._reader, self._catalogue, self._workers, self.files_of, max_rank)
+        #: Held from a load's end until memory for the next is made ready.
+        self._preparing = threading.Lock()
+        self._closed = threading.Event()
         #: Makes pinning and unloading one act each.
         self._pinning = threading.Lock()
 
@@ -218,6 +225,7 @@ class AdapterStore:
     def close(self) -> None:
         """Stop taking work; loads that were begun end by themselves."""
         self._workers.close()
+        self._closed.set()
         self._sources.close()
 
     def check(self) -> None:
@@ -251,9 +259,15 @@ class AdapterStore:
         return partial(self._reader.read_layer, files.index, LoadFiles(files.open_file))
 
     def _prepare(self) -> None:
-        """Make memory ready for the next load, behind all that somebody waits for."""
-        with suppress(RuntimeError):  # the workers were closed meanwhile
-            self._workers.ahead.submit(self._reader.prepare)
+        """Make memory ready for the next load, once nobody waits for this one any more."""
+        if self._preparing.acquire(blocking=False):
+            with suppress(RuntimeError):  # the workers were closed meanwhile
+                self._workers.rest.submit(self._prepare_later)
+
+    def _prepare_later(self) -> None:
+        self._closed.wait(_REST_S)
+        self._preparing.release()
+        self._reader.prepare()
 
     def _tier(self, entry: Entry) -> Tier:
         if self._is_on_host(entry.summary.digest):

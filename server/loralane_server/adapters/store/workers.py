@@ -26,10 +26,13 @@ class Workers:
         self.memory = _executor(2, "memory")
         #: Reads that nobody waits for.
         self.ahead = _executor(2, "ahead")
+        #: What is left to do when nobody has to wait.
+        self.rest = _executor(1, "rest")
 
     def close(self) -> None:
         """Take no more work; what was begun ends by itself."""
-        for executor in (self.disk, self.remote, self.downloads, self.memory, self.ahead):
+        looks, reads = (self.disk, self.remote), (self.downloads, self.memory, self.ahead)
+        for executor in (*looks, *reads, self.rest):
             executor.shutdown(wait=False, cancel_futures=True)
 
 
