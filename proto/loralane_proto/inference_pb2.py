@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eloralane_proto/inference.proto\x12\x15loralane.inference.v1\"\xf0\x02\n\x0fGenerateRequest\x12\x0f\n\x07\x61\x64\x61pter\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1b.loralane.inference.v1.ChatH\x00\x12\x34\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1f.loralane.inference.v1.TokenIdsH\x00\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x13\n\x0btemperature\x18\x06 \x01(\x02\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\x12\n\x05top_p\x18\x08 \x01(\x02H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x04H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\r\n\x05token\x18\x0c \x01(\t\x12+\n\x05merge\x18\r \x01(\x0b\x32\x1c.loralane.inference.v1.MergeB\x07\n\x05inputB\x08\n\x06_top_pB\x07\n\x05_seed\"v\n\x05Merge\x12\x33\n\x07members\x18\x01 \x03(\x0b\x32\".loralane.inference.v1.MergeMember\x12\x10\n\x08strategy\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65nsity\x18\x03 \x01(\x01\x12\x15\n\rmajority_sign\x18\x04 \x01(\t\".\n\x0bMergeMember\x12\x0f\n\x07\x61\x64\x61pter\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\"8\n\x04\x43hat\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.loralane.inference.v1.Message\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xa5\x01\n\rGenerateReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12+\n\x05usage\x18\x04 \x01(\x0b\x32\x1c.loralane.inference.v1.Usage\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x05 \x01(\t\x12\x17\n\x0f\x61\x64\x61pter_cold_ms\x18\x06 \x01(\x01\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r2g\n\tInference\x12Z\n\x08Generate\x12&.loralane.inference.v1.GenerateRequest\x1a$.loralane.inference.v1.GenerateReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eloralane_proto/inference.proto\x12\x15loralane.inference.v1\"\xc0\x03\n\x0fGenerateRequest\x12\x0f\n\x07\x61\x64\x61pter\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1b.loralane.inference.v1.ChatH\x00\x12\x34\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1f.loralane.inference.v1.TokenIdsH\x00\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x13\n\x0btemperature\x18\x06 \x01(\x02\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\x12\n\x05top_p\x18\x08 \x01(\x02H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x04H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\r\n\x05token\x18\x0c \x01(\t\x12+\n\x05merge\x18\r \x01(\x0b\x32\x1c.loralane.inference.v1.Merge\x12\x10\n\x08priority\x18\x0e \x01(\x05\x12\x1f\n\x17max_wait_for_adapter_ms\x18\x0f \x01(\r\x12\x1b\n\x13\x61\x64\x61pter_wait_policy\x18\x10 \x01(\tB\x07\n\x05inputB\x08\n\x06_top_pB\x07\n\x05_seed\"v\n\x05Merge\x12\x33\n\x07members\x18\x01 \x03(\x0b\x32\".loralane.inference.v1.MergeMember\x12\x10\n\x08strategy\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65nsity\x18\x03 \x01(\x01\x12\x15\n\rmajority_sign\x18\x04 \x01(\t\".\n\x0bMergeMember\x12\x0f\n\x07\x61\x64\x61pter\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\"8\n\x04\x43hat\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.loralane.inference.v1.Message\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xba\x01\n\rGenerateReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12+\n\x05usage\x18\x04 \x01(\x0b\x32\x1c.loralane.inference.v1.Usage\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x05 \x01(\t\x12\x17\n\x0f\x61\x64\x61pter_cold_ms\x18\x06 \x01(\x01\x12\x13\n\x0bis_fallback\x18\x07 \x01(\x08\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r2g\n\tInference\x12Z\n\x08Generate\x12&.loralane.inference.v1.GenerateRequest\x1a$.loralane.inference.v1.GenerateReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,21 +32,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'loralane_proto.inference_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=58
-  _globals['_GENERATEREQUEST']._serialized_end=426
-  _globals['_MERGE']._serialized_start=428
-  _globals['_MERGE']._serialized_end=546
-  _globals['_MERGEMEMBER']._serialized_start=548
-  _globals['_MERGEMEMBER']._serialized_end=594
-  _globals['_CHAT']._serialized_start=596
-  _globals['_CHAT']._serialized_end=652
-  _globals['_MESSAGE']._serialized_start=654
-  _globals['_MESSAGE']._serialized_end=694
-  _globals['_TOKENIDS']._serialized_start=696
-  _globals['_TOKENIDS']._serialized_end=719
-  _globals['_GENERATEREPLY']._serialized_start=722
-  _globals['_GENERATEREPLY']._serialized_end=887
-  _globals['_USAGE']._serialized_start=889
-  _globals['_USAGE']._serialized_end=946
-  _globals['_INFERENCE']._serialized_start=948
-  _globals['_INFERENCE']._serialized_end=1051
+  _globals['_GENERATEREQUEST']._serialized_end=506
+  _globals['_MERGE']._serialized_start=508
+  _globals['_MERGE']._serialized_end=626
+  _globals['_MERGEMEMBER']._serialized_start=628
+  _globals['_MERGEMEMBER']._serialized_end=674
+  _globals['_CHAT']._serialized_start=676
+  _globals['_CHAT']._serialized_end=732
+  _globals['_MESSAGE']._serialized_start=734
+  _globals['_MESSAGE']._serialized_end=774
+  _globals['_TOKENIDS']._serialized_start=776
+  _globals['_TOKENIDS']._serialized_end=799
+  _globals['_GENERATEREPLY']._serialized_start=802
+  _globals['_GENERATEREPLY']._serialized_end=988
+  _globals['_USAGE']._serialized_start=990
+  _globals['_USAGE']._serialized_end=1070
+  _globals['_INFERENCE']._serialized_start=1072
+  _globals['_INFERENCE']._serialized_end=1175
 # @@protoc_insertion_point(module_scope)

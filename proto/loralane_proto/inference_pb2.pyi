@@ -29,6 +29,9 @@ class GenerateRequest(google.protobuf.message.Message):
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     TOKEN_FIELD_NUMBER: builtins.int
     MERGE_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    MAX_WAIT_FOR_ADAPTER_MS_FIELD_NUMBER: builtins.int
+    ADAPTER_WAIT_POLICY_FIELD_NUMBER: builtins.int
     adapter: builtins.str
     """reference or alias; empty or the base's id = base"""
     prompt: builtins.str
@@ -45,6 +48,12 @@ class GenerateRequest(google.protobuf.message.Message):
     ignore_eos: builtins.bool
     token: builtins.str
     """hub token for this adapter"""
+    priority: builtins.int
+    """lower goes first; others do not wait for ever"""
+    max_wait_for_adapter_ms: builtins.int
+    """0 = as long as it takes"""
+    adapter_wait_policy: builtins.str
+    """then: "fail" (also "") with UNAVAILABLE, or answer as the "base" """
     @property
     def chat(self) -> global___Chat: ...
     @property
@@ -71,9 +80,12 @@ class GenerateRequest(google.protobuf.message.Message):
         ignore_eos: builtins.bool = ...,
         token: builtins.str = ...,
         merge: global___Merge | None = ...,
+        priority: builtins.int = ...,
+        max_wait_for_adapter_ms: builtins.int = ...,
+        adapter_wait_policy: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_seed", b"_seed", "_top_p", b"_top_p", "chat", b"chat", "input", b"input", "merge", b"merge", "prompt", b"prompt", "seed", b"seed", "token_ids", b"token_ids", "top_p", b"top_p"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "_top_p", b"_top_p", "adapter", b"adapter", "chat", b"chat", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "merge", b"merge", "prompt", b"prompt", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "token", b"token", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "_top_p", b"_top_p", "adapter", b"adapter", "adapter_wait_policy", b"adapter_wait_policy", "chat", b"chat", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "max_wait_for_adapter_ms", b"max_wait_for_adapter_ms", "merge", b"merge", "priority", b"priority", "prompt", b"prompt", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "token", b"token", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
     @typing.overload
@@ -192,6 +204,7 @@ class GenerateReply(google.protobuf.message.Message):
     USAGE_FIELD_NUMBER: builtins.int
     ADAPTER_DIGEST_FIELD_NUMBER: builtins.int
     ADAPTER_COLD_MS_FIELD_NUMBER: builtins.int
+    IS_FALLBACK_FIELD_NUMBER: builtins.int
     text: builtins.str
     """new text since the last message; never half a character"""
     finish_reason: builtins.str
@@ -200,6 +213,8 @@ class GenerateReply(google.protobuf.message.Message):
     """on the first message; empty = base"""
     adapter_cold_ms: builtins.float
     """on the first message"""
+    is_fallback: builtins.bool
+    """on the first message: the base answers, as the request allowed"""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """the tokens behind it"""
@@ -217,9 +232,10 @@ class GenerateReply(google.protobuf.message.Message):
         usage: global___Usage | None = ...,
         adapter_digest: builtins.str = ...,
         adapter_cold_ms: builtins.float = ...,
+        is_fallback: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter_cold_ms", b"adapter_cold_ms", "adapter_digest", b"adapter_digest", "finish_reason", b"finish_reason", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_cold_ms", b"adapter_cold_ms", "adapter_digest", b"adapter_digest", "finish_reason", b"finish_reason", "is_fallback", b"is_fallback", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]) -> None: ...
 
 global___GenerateReply = GenerateReply
 
@@ -229,14 +245,18 @@ class Usage(google.protobuf.message.Message):
 
     PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     completion_tokens: builtins.int
+    cached_tokens: builtins.int
+    """of the prompt's, taken from the prefix cache"""
     def __init__(
         self,
         *,
         prompt_tokens: builtins.int = ...,
         completion_tokens: builtins.int = ...,
+        cached_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]) -> None: ...
 
 global___Usage = Usage

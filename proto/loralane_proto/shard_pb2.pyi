@@ -727,7 +727,10 @@ class StepReply(google.protobuf.message.Message):
     ROWS_FIELD_NUMBER: builtins.int
     RESIDENCY_FIELD_NUMBER: builtins.int
     CAPACITY_FIELD_NUMBER: builtins.int
+    ADMITTED_FIELD_NUMBER: builtins.int
     step: builtins.int
+    admitted: builtins.int
+    """admissions of this stream so far; the capacity counts them all"""
     @property
     def rows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Row]: ...
     @property
@@ -743,9 +746,10 @@ class StepReply(google.protobuf.message.Message):
         rows: collections.abc.Iterable[global___Row] | None = ...,
         residency: collections.abc.Iterable[global___Residency] | None = ...,
         capacity: global___Capacity | None = ...,
+        admitted: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capacity", b"capacity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capacity", b"capacity", "residency", b"residency", "rows", b"rows", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["admitted", b"admitted", "capacity", b"capacity", "residency", b"residency", "rows", b"rows", "step", b"step"]) -> None: ...
 
 global___StepReply = StepReply
 
@@ -758,10 +762,13 @@ class Row(google.protobuf.message.Message):
     FINISH_REASON_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
     COLD_MS_FIELD_NUMBER: builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: builtins.int
     request_id: builtins.int
     finish_reason: global___FinishReason.ValueType
     cold_ms: builtins.float
     """on the first message: how long the row waited for its adapter"""
+    cached_tokens: builtins.int
+    """on the first message: tokens of the prompt that were not computed"""
     @property
     def tokens(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Token]:
         """a stop token is reported too, as the last"""
@@ -778,9 +785,10 @@ class Row(google.protobuf.message.Message):
         finish_reason: global___FinishReason.ValueType = ...,
         error: global___Error | None = ...,
         cold_ms: builtins.float = ...,
+        cached_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cold_ms", b"cold_ms", "error", b"error", "finish_reason", b"finish_reason", "request_id", b"request_id", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "cold_ms", b"cold_ms", "error", b"error", "finish_reason", b"finish_reason", "request_id", b"request_id", "tokens", b"tokens"]) -> None: ...
 
 global___Row = Row
 
@@ -857,10 +865,15 @@ class Capacity(google.protobuf.message.Message):
     LANES_TOTAL_FIELD_NUMBER: builtins.int
     LANES_FREE_FIELD_NUMBER: builtins.int
     LANES_IN_USE_FIELD_NUMBER: builtins.int
+    PAGES_CACHED_FIELD_NUMBER: builtins.int
+    PENDING_TOKENS_FIELD_NUMBER: builtins.int
+    STEP_MS_FIELD_NUMBER: builtins.int
+    TOKEN_MS_FIELD_NUMBER: builtins.int
     rows_total: builtins.int
     rows_free: builtins.int
     pages_total: builtins.int
     pages_free: builtins.int
+    """owned by no row; those that the prefix cache keeps are among them"""
     page_tokens: builtins.int
     """tokens in a page"""
     lanes_total: builtins.int
@@ -868,6 +881,14 @@ class Capacity(google.protobuf.message.Message):
     """owned by no adapter"""
     lanes_in_use: builtins.int
     """owned by adapters that a row uses or that are pinned"""
+    pages_cached: builtins.int
+    """kept by the prefix cache alone: given up when pages are needed"""
+    pending_tokens: builtins.int
+    """of all rows, still to be computed before each can be sampled"""
+    step_ms: builtins.float
+    """how long a step of decoding rows takes lately; 0 = not yet known"""
+    token_ms: builtins.float
+    """how much each token of a prompt adds to a step; 0 = not yet known"""
     def __init__(
         self,
         *,
@@ -879,8 +900,12 @@ class Capacity(google.protobuf.message.Message):
         lanes_total: builtins.int = ...,
         lanes_free: builtins.int = ...,
         lanes_in_use: builtins.int = ...,
+        pages_cached: builtins.int = ...,
+        pending_tokens: builtins.int = ...,
+        step_ms: builtins.float = ...,
+        token_ms: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lanes_free", b"lanes_free", "lanes_in_use", b"lanes_in_use", "lanes_total", b"lanes_total", "page_tokens", b"page_tokens", "pages_free", b"pages_free", "pages_total", b"pages_total", "rows_free", b"rows_free", "rows_total", b"rows_total"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lanes_free", b"lanes_free", "lanes_in_use", b"lanes_in_use", "lanes_total", b"lanes_total", "page_tokens", b"page_tokens", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_total", b"pages_total", "pending_tokens", b"pending_tokens", "rows_free", b"rows_free", "rows_total", b"rows_total", "step_ms", b"step_ms", "token_ms", b"token_ms"]) -> None: ...
 
 global___Capacity = Capacity
 

@@ -35,6 +35,12 @@ class Ask:
     arrived: float
     #: Whether the adapter was neither resident nor in the shard's memory when it was resolved.
     is_cold: bool = False
+    #: Whose share it is taken from: its adapter's digest, or an API key that has a weight.
+    flow: str = ""
+    #: Of the prompt.
+    tokens: int = 0
+    #: Lower goes first.
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

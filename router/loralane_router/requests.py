@@ -71,6 +71,14 @@ class TextRequest:
     token: str | None = field(default=None, repr=False)
     #: Instead of an adapter, which then is "".
     merge: Merge | None = None
+    #: The caller's API key, whose weight may count; kept out of every repr and log.
+    key: str | None = field(default=None, repr=False)
+    #: Lower goes first; others do not wait for ever.
+    priority: int = 0
+    #: Seconds after which a request whose adapter is not ready gives up; None = it waits.
+    max_wait_for_adapter_s: float | None = None
+    #: What giving up means: an error, or the base's answer (which says so).
+    adapter_wait_policy: Literal["fail", "base"] = "fail"
 
 
 @dataclass(frozen=True, slots=True)
