@@ -1,0 +1,113 @@
+"""Which shard a request goes to: the one with the least expected time to its first token.
+
+One score in seconds, so that load and residency are weighed against each other by what they cost:
+
+    prompts ahead of it, and its own     tokens still to be computed there, in steps beside decoding
+  + a free row                           rows end at a steady rate; it waits for its turn
+  + its adapter                          by the tier where it is on that shard, behind other loads
+  + lanes                                if all are in use: until enough adapters are idle
+
+No adapter has a home. A shard that holds it wins while it is free soon enough, else another one
+loads it too: so hot adapters spread, and cold ones stay where they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+#: What a shard is believed to take before it has said: milliseconds of a step of decoding rows,
+#: and of each token of a prompt. An 8B model on one chip is about there.
+DEFAULT_STEP_MS: Final = 15.0
+DEFAULT_TOKEN_MS: Final = 0.1
+#: Tokens of prompts that a step computes at most (a shard's default): each so many cost a step.
+STEP_TOKENS: Final = 512
+#: Steps that a row lasts on average: about what chat answers have in tokens.
+ROW_STEPS: Final = 200
+#: Seconds before an adapter is ready, by tier: a copy to the device, a read from disk, a download.
+TIER_S: Final = {"device": 0.0, "loading": 0.25, "host": 0.03, "disk": 0.1, "remote": 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class ShardView:
+    """What a router knows of one shard, and of one adapter there, when it chooses."""
+
+    rows_total: int
+    #: Rows that a request could have at once; admissions that the shard has not seen yet are off.
+    rows_free: int
+    #: Requests that the router gave to this shard and that are not admitted yet.
+    waiting: int = 0
+    #: Rows that have their first token.
+    decoding: int = 0
+    #: Tokens of prompts of admitted rows that are still to be computed.
+    pending_tokens: int = 0
+    #: Tokens of the prompts of those that wait.
+    queued_tokens: int = 0
+    #: As the shard reports them (`Capacity`); 0 = not yet known.
+    step_ms: float = 0.0
+    token_ms: float = 0.0
+    lanes_total: int = 0
+    #: Of adapters that a row uses or that are pinned, and of those that waiting requests want.
+    lanes_in_use: int = 0
+    #: Adapters that are read or written there now, or that waiting requests have asked for.
+    loads: int = 0
+    #: Where the wanted adapter is on this shard: "device", "loading" (one of `loads`), "host",
+    #: "disk" or "remote" (also: nothing is known). "device" for the base.
+    tier: str = "remote"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What the request to place needs."""
+
+    #: Of its prompt.
+    tokens: int
+    #: Of its adapter; 0 for base.
+    lanes: int = 0
+    #: Of its adapter's tensors; 0 = not known.
+    bytes: int = 0
+    #: "" = base.
+    digest: str = ""
+
+
+def choose(views: Sequence[ShardView], need: Need, turn: int = 0) -> int:
+    """Return the index of the shard that has the least expected time to first token.
+
+    Equals: the one with fewer requests, then by turns (`turn`: how many choices were made before).
+    Raises ValueError if there is no shard.
+    """
+    if not views:
+        raise ValueError("there is no shard to choose from")
+    count = len(views)
+    return min(
+        range(count),
+        key=lambda i: (expected_s(views[i], need), _requests(views[i]), (i - turn) % count),
+    )
+
+
+def expected_s(view: ShardView, need: Need) -> float:
+    """Return the seconds until this request would have its first token on this shard."""
+    step_s = (view.step_ms or DEFAULT_STEP_MS) / 1e3
+    token_s = (view.token_ms or DEFAULT_TOKEN_MS) / 1e3
+    ahead = view.pending_tokens + view.queued_tokens + need.tokens
+    prefill_s = step_s + ahead * (token_s + step_s / STEP_TOKENS)
+    row_s = 0.0
+    if view.waiting >= view.rows_free:
+        short = view.waiting + 1 - view.rows_free
+        row_s = short * ROW_STEPS * step_s / max(1, view.rows_total)
+    return prefill_s + row_s + _ready_s(view, need, step_s)
+
+
+def _ready_s(view: ShardView, need: Need, step_s: float) -> float:
+    if not need.lanes or view.tier == "device":
+        return 0.0
+    if view.tier == "loading":
+        return TIER_S["loading"]
+    seconds = TIER_S[view.tier] + view.loads * TIER_S["host"]
+    short = need.lanes + view.lanes_in_use - view.lanes_total
+    if short > 0:
+        seconds += short * ROW_STEPS * step_s / max(1, view.lanes_in_use)
+    return seconds
+
+
+def _requests(view: ShardView) -> int:
+    return view.rows_total - view.rows_free + view.waiting
