@@ -40,7 +40,7 @@ async def test_closing_a_waiting_request_takes_it_out_of_the_queue(start_shard, 
     assert await text_of(last) == "b"
     admitted = [admission.request_id for admission in shard.admissions]
     assert admitted == [running.request_id, last.request_id]
-    router._dispatcher.check()
+    router.check()
 
 
 async def test_closing_a_running_request_frees_its_row_at_the_next_step(start_shard, start_router):
@@ -74,7 +74,7 @@ async def test_who_waits_for_lanes_that_others_then_pin_is_told_so(start_shard, 
     assert (caught.value.status.http, caught.value.retry_after_s) == (429, 1.0)
     assert "pinned adapters hold 8 of 16" in caught.value.message
     assert [await text_of(generation) for generation in (busy, narrow)] == ["c", "c"]
-    router._dispatcher.check()
+    router.check()
 
 
 async def test_a_quiet_adapter_is_not_behind_a_chatty_ones_backlog(start_shard, start_router):
@@ -220,7 +220,7 @@ async def test_an_adapter_that_went_before_its_admission_is_resolved_once_more(
 
     assert await asyncio.gather(text_of(first), text_of(second)) == ["c", "c"]
     assert len(shard.resolved) == 3
-    router._dispatcher.check()
+    router.check()
 
 
 async def test_what_an_adapter_is_when_it_is_resolved_again_is_served_and_named(
@@ -261,5 +261,5 @@ async def test_an_adapter_that_cannot_be_had_again_ends_the_request_with_the_rea
     with pytest.raises(RequestError) as caught:
         await text_of(waiting)
     assert caught.value.status.http == http
-    assert not router._dispatcher.needs("digest-of-two")
-    router._dispatcher.check()
+    assert not router.fleet.links[0].dispatcher.needs("digest-of-two")
+    router.check()

@@ -160,11 +160,11 @@ async def test_unknown_names_leave_nothing_behind(start_shard, start_router):
         with pytest.raises(RequestError):
             await text(router, f"no/such-{number}")
 
-    registry = router._registry
+    registry = router.fleet.links[0].registry
     assert [*registry._known, *registry._digests, *registry._loaded, *registry._called] == []
     registry.check()
-    assert len(router._dispatcher._queues) == 0
-    router._dispatcher.check()
+    assert len(router.fleet.links[0].dispatcher._queues) == 0
+    router.check()
 
 
 async def test_tokens_are_not_in_any_repr(start_shard):
@@ -239,7 +239,7 @@ async def test_what_came_and_went_on_the_shard_shows_in_the_next_list(start_shar
     page = await router.list_adapters(ALL)
 
     assert [entry.name for entry in page.entries] == ["kept", "new"]
-    router._registry.check()
+    router.check()
 
 
 async def test_adapters_that_a_shard_knows_are_taken_over_page_by_page(start_shard, start_router):
@@ -313,10 +313,10 @@ async def test_what_is_in_memory_goes_by_the_name_it_was_last_called(start_shard
     await router.load_adapter("mine", "org/three", None)
     await text(router, "two")
 
-    held = [name for name, _ in router._registry.held("device")]
+    held = [name for name, _ in router.fleet.links[0].registry.held("device")]
 
     assert held == ["two", "mine"]
-    router._registry.check()
+    router.check()
 
 
 async def test_a_time_to_live_reaches_the_shard_only_if_it_is_given(start_shard, start_router):

@@ -286,7 +286,7 @@ async def test_the_router_never_admits_beyond_capacity(start_shard, start_router
     assert [ids[0] for _, ids, _ in answers] == [66, *range(66, 74)] * 4
     assert shard.violations == []
     assert max(len(batch) for batch in shard.batches) == 3
-    router._dispatcher.check()
+    router.check()
 
 
 async def test_a_pinned_adapter_keeps_its_lanes(start_shard, start_router):

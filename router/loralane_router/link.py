@@ -1,0 +1,106 @@
+"""One shard as the router holds it: its connection, its dispatcher, and what it knows of adapters."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+
+from loralane_proto import shard_pb2 as pb
+
+from loralane_router.connection import Connection
+from loralane_router.dispatch import Dispatcher
+from loralane_router.errors import RequestError
+from loralane_router.facts import BASE, AdapterFacts
+from loralane_router.metrics import Metrics
+from loralane_router.registry import Registry
+from loralane_router.requests import Merge
+from loralane_router.shards import ShardClient
+
+
+class Link:
+    """Everything of one shard. Digests are this shard's own and mean nothing to another."""
+
+    def __init__(self, address: str, registry: Registry, metrics: Metrics) -> None:
+        self.address = address
+        self.registry = registry
+        self.dispatcher = Dispatcher(metrics)
+        self.connection = Connection(address, self.dispatcher, registry, metrics)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the shard answers and rows can run."""
+        return self.connection.ready
+
+    @property
+    def shard(self) -> ShardClient:
+        """The shard's client. Raises RequestError (503) while it is not connected."""
+        return self.connection.shard
+
+    async def resolve(self, asked: str | Merge, token: str | None) -> AdapterFacts:
+        """Return the adapter that a request names, loadable here for this caller's token.
+
+        One without a digest is the base model. Raises RequestError.
+        """
+        if not isinstance(asked, Merge) and self.registry.is_base(asked):
+            return BASE
+        before = None if isinstance(asked, Merge) else self.registry.find(asked)
+        facts = await self.registry.resolve(self.shard, asked, token)
+        if before is not None and before.pinned and before.digest != facts.digest:
+            # Its files were replaced: the pin belongs to the name's adapter, not to old bytes.
+            facts = await self._move_pin(str(asked), before, facts)
+        self.dispatcher.note_pins([facts])
+        return facts
+
+    async def resolve_and(
+        self, name: str, token: str | None, act: Callable[[str], Awaitable[pb.Adapter]]
+    ) -> AdapterFacts:
+        """Act on the adapter that a name means, once more if it was unloaded in between."""
+        resolved = await self.registry.resolve(self.shard, name, token)
+        try:
+            return self.updated(await act(resolved.digest))
+        except RequestError as error:
+            if error.kind != pb.ERROR_KIND_NOT_FOUND:
+                raise
+        resolved = await self.registry.resolve(self.shard, name, token)
+        return self.updated(await act(resolved.digest))
+
+    async def unload(self, facts: AdapterFacts) -> tuple[int, int]:
+        """Make the shard forget an adapter; return (freed host bytes, freed lanes)."""
+        try:
+            reply = await self.shard.unload(facts.digest)
+        except RequestError as error:
+            if error.kind != pb.ERROR_KIND_NOT_FOUND:
+                raise
+            reply = pb.UnloadAdapterReply()  # it went by itself: unused too long, or replaced
+        self.registry.forget(facts.digest)
+        self.dispatcher.note_unloaded(facts.digest)
+        return reply.freed_host_bytes, reply.freed_lanes
+
+    def updated(self, adapter: pb.Adapter) -> AdapterFacts:
+        """Take over what the shard said about an adapter, its pin included."""
+        facts = self.registry.remember(adapter)
+        self.dispatcher.note_pins([facts])
+        return facts
+
+    def note_pins(self, adapters: Iterable[AdapterFacts]) -> None:
+        """Take over which of these adapters are pinned."""
+        self.dispatcher.note_pins(facts for facts in adapters if facts.digest)
+
+    def check(self) -> None:
+        """Assert what must hold between calls."""
+        self.dispatcher.check()
+        self.registry.check()
+
+    async def _move_pin(self, name: str, old: AdapterFacts, new: AdapterFacts) -> AdapterFacts:
+        """Pin what a name means now instead of what it meant; the old makes room for the new.
+
+        Where that fails (RequestError, or the client leaves), the name keeps the old and its pin:
+        the next request that names it tries again.
+        """
+        shard = self.shard
+        try:
+            self.updated(await shard.pin(old.digest, False))
+            return self.updated(await shard.pin(new.digest, True))
+        except BaseException:
+            self.registry.name_again(name, old)
+            with suppress(RequestError):
+                self.updated(await shard.pin(old.digest, True))
+            raise
