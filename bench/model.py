@@ -66,6 +66,14 @@ def make(folder: Path) -> None:
         save_adapter(folder / "adapters" / f"a{index:02d}", rank_of(index), 1000 + index)
 
 
+def ready(folder: Path, dtype: str) -> Path:
+    """Return the model's folder in a dtype; all is made on the first use."""
+    if not (folder / dtype).is_dir():
+        print(f"making {folder}")
+        make(folder)
+    return folder / dtype
+
+
 def rank_of(index: int) -> int:
     """Return the rank of an adapter: 8 and 16 in turn."""
     return 8 if index % 2 == 0 else 16

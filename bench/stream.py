@@ -10,6 +10,7 @@ import gc
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -18,10 +19,22 @@ Event = tuple[float, bytes]
 
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class StreamFailed(Exception):
     """The server refused the request or its answer is no event stream; the message says which."""
+
+
+class Refused(StreamFailed):
+    """The server answered with an error instead of a stream; the connection can be used again."""
+
+    def __init__(self, status: int, sent: float, text: str) -> None:
+        super().__init__(f"status {status}: {text}")
+        self.status = status
+        #: When the request was sent, and when the whole answer was there (`perf_counter`).
+        self.sent = sent
+        self.answered = time.perf_counter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +83,35 @@ class Client:
         return Stream(sent, tuple(events), headers)
 
     async def follow(
-        self, path: str, body: bytes, into: list[Event]
+        self, path: str, body: bytes, into: list[Event], more_headers: Mapping[str, str] = _NONE
     ) -> tuple[float, Mapping[str, str]]:
         """Do the same, but append events while they come; return when it was sent, and headers.
 
-        Cancelling it closes the connection, and what came so far is there. Raises StreamFailed.
+        Cancelling it closes the connection, and what came so far is there. Raises StreamFailed,
+        which is Refused where the server answered with an error.
         """
         reader, writer = self._idle.pop() if self._idle else await self._open()
         try:
             sent = time.perf_counter()
-            writer.write(_head(self._server, path, len(body)) + body)
+            writer.write(_head(self._server, path, len(body), more_headers) + body)
             status, headers = await _read_head(reader)
-            if status != 200 or headers.get("transfer-encoding") != "chunked":
+            if headers.get("transfer-encoding") == "chunked" and status == 200:
+                await _read_events(reader, into)
+                refusal = None
+            elif "content-length" in headers:
+                text = (await reader.readexactly(int(headers["content-length"]))).decode()
+                refusal = Refused(status, sent, text)
+            else:
                 raise StreamFailed(f"status {status}: {(await reader.read(2000)).decode()}")
-            await _read_events(reader, into)
         except BaseException:
             writer.close()
             raise
-        self._idle.append((reader, writer))
+        if headers.get("connection") == "close":
+            writer.close()
+        else:
+            self._idle.append((reader, writer))
+        if refusal is not None:
+            raise refusal
         return sent, headers
 
     def close(self) -> None:
@@ -100,10 +124,11 @@ class Client:
         return await asyncio.open_connection(self._server.host, self._server.port)
 
 
-def _head(server: Server, path: str, length: int) -> bytes:
+def _head(server: Server, path: str, length: int, more: Mapping[str, str]) -> bytes:
+    added = "".join(f"{name}: {value}\r\n" for name, value in more.items())
     return (
         f"POST {path} HTTP/1.1\r\nhost: {server.host}:{server.port}\r\n"
-        f"content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+        f"content-type: application/json\r\ncontent-length: {length}\r\n{added}\r\n"
     ).encode()
 
 
