@@ -7,7 +7,7 @@ admitted next is decided by `admission.admit`, a pure function.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from loralane_proto import shard_pb2 as pb
 
@@ -28,12 +28,27 @@ _log = logging.getLogger(__name__)
 #: Seconds before a request that the shard refused is sent again: doubled each time, up to the last.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 
+#: Takes over who has lost their shard, in order of arrival, and what ended its connection.
+HandBack = Callable[[Sequence[Entry], RequestError], None]
+
+
+def fail_all(entries: Sequence[Entry], error: RequestError) -> None:
+    """End requests with the error that ended their shard's connection."""
+    for entry in entries:
+        entry.generation.fail(error)
+
 
 class Dispatcher:
     """Queues, running rows and the count of the shard's room."""
 
-    def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        hand_back: HandBack = fail_all,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._metrics = metrics
+        self._hand_back = hand_back
         self._clock = clock
         #: Accepted and not ended, waiting or running.
         self._entries: dict[int, Entry] = {}
@@ -92,9 +107,14 @@ class Dispatcher:
         return self._ledger.needed_pages(tokens, adapter)
 
     def submit(self, entry: Entry) -> None:
-        """Put a request in its adapter's queue."""
-        self._entries[entry.ask.request_id] = entry
+        """Put a request that was just accepted in its adapter's queue."""
         self._metrics.usage.begin(entry.ask.digest, entry.generation.adapter)
+        self.resume(entry)
+
+    def resume(self, entry: Entry) -> None:
+        """Put a request that another dispatcher handed back in its adapter's queue."""
+        entry.generation.belongs_to(self.cancel)
+        self._entries[entry.ask.request_id] = entry
         self._queues.append(entry.ask)
         self._changed = True
         self._wake.set()
@@ -135,7 +155,8 @@ class Dispatcher:
     async def serve(self, stream: RunStream, observer: Callable[[pb.StepReply], None]) -> None:
         """Dispatch until the stream breaks (RequestError) or the task is cancelled.
 
-        Afterwards every request has ended. `observer` sees every step.
+        Afterwards it has no request: those that were left are handed back. `observer` sees every
+        step.
         """
         error = unavailable("the connection to the shard was closed")
         try:
@@ -152,7 +173,7 @@ class Dispatcher:
             error = exc
             raise
         finally:
-            self._end_all(error)
+            self._hand_back(self._release_all(), error)
 
     def check(self) -> None:
         """Assert that nothing is lost: what is neither queued nor running has ended."""
@@ -203,7 +224,8 @@ class Dispatcher:
             self._queues.take(ask, now)
             self._ledger.take(ask, now)
             entry = self._entries[ask.request_id]
-            entry.generation.queue_s = now - ask.arrived
+            if not entry.last_tokens:
+                entry.generation.queue_s = now - ask.arrived
             admitted.append(entry.admission)
         return admitted
 
@@ -253,8 +275,7 @@ class Dispatcher:
         request_id = entry.ask.request_id
         try:
             facts = await entry.find_adapter_again()
-            self.needed_pages(entry.tokens, facts)
-            entry.readdress(facts)
+            entry.readdress(facts, self.needed_pages(entry.tokens, facts))
         except RequestError as error:
             entry.generation.fail(error)
         except Exception:
@@ -279,7 +300,9 @@ class Dispatcher:
         waiting = len(self._queues)
         self._metrics.report(self._ledger.capacity, waiting, len(self._entries) - waiting)
 
-    def _end_all(self, error: RequestError) -> None:
+    def _release_all(self) -> list[Entry]:
+        """Forget the connection; return whose requests go on elsewhere, in order of arrival."""
+        left = [entry for entry in self._entries.values() if self._release(entry)]
         self._ledger = None
         for task in self._lost.values():
             task.cancel()
@@ -287,8 +310,16 @@ class Dispatcher:
         self._prefetched.clear()
         self._queues.clear()
         self._cancels.clear()
-        for entry in self._entries.values():
-            entry.generation.fail(error)
         self._entries.clear()
         self._metrics.waiting.set(0)
         self._metrics.running.set(0)
+        return sorted(left, key=lambda entry: entry.ask.arrived)
+
+    def _release(self, entry: Entry) -> bool:
+        """Whether a request can go on; one that cannot has ended then."""
+        request_id = entry.ask.request_id
+        try:
+            entry.leave_shard(ran=request_id not in self._queues and request_id not in self._lost)
+        except RequestError as error:
+            entry.generation.fail(error)
+        return not entry.generation.finished

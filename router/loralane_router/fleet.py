@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from loralane_proto import shard_pb2 as pb
+
 from loralane_router.config import RouterConfig
 from loralane_router.errors import RequestError
 from loralane_router.exposition import Work
@@ -12,6 +14,7 @@ from loralane_router.link import Link
 from loralane_router.metrics import Metrics
 from loralane_router.model import Model
 from loralane_router.registry import Registry
+from loralane_router.replay import Replays
 from loralane_router.requests import Merge
 from loralane_router.shards import unavailable
 
@@ -28,8 +31,11 @@ class Fleet:
     """All links of one router, on its event loop. Ready while at least one shard is."""
 
     def __init__(self, config: RouterConfig, metrics: Metrics) -> None:
+        self._replays = Replays(self, metrics)
         self._links = {
-            address: Link(address, Registry(config.served_model_name), metrics)
+            address: Link(
+                address, Registry(config.served_model_name), metrics, self._replays.take_over
+            )
             for address in config.shards
         }
 
@@ -79,6 +85,7 @@ class Fleet:
 
     async def close(self) -> None:
         """Disconnect; every request ends with an error. Idempotent."""
+        self._replays.close()
         await asyncio.gather(*(link.connection.close() for link in self.links))
 
     def changes(self) -> AsyncIterator[bool]:
@@ -106,12 +113,15 @@ class Fleet:
             link = self.choose(avoid)
             try:
                 return Placement(link, await link.resolve(asked, token))
-            except RequestError:
+            except RequestError as error:
+                # Its source cannot be reached, or the shard, whose connection is about to break.
+                unreachable = error.kind == pb.ERROR_KIND_UNAVAILABLE
                 avoid |= {link.address}
-                if link.ready or not any(r.address not in avoid for r in self.ready_links):
+                if not unreachable or not any(r.address not in avoid for r in self.ready_links):
                     raise
 
     def check(self) -> None:
         """Assert what must hold between calls."""
+        self._replays.check()
         for link in self.links:
             link.check()

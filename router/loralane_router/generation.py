@@ -55,6 +55,8 @@ class Generation:
         self._stops = StopStrings(accepted.stop)
         self._deltas: deque[Delta] = deque()
         self._error: RequestError | None = None
+        #: Whether a shard has made something of it: what comes again from another is no news.
+        self._begun = False
         self._finished = False
         self._news = asyncio.Event()
 
@@ -85,6 +87,10 @@ class Generation:
             self._end()
             self._cancel(self.request_id)
 
+    def belongs_to(self, cancel: Callable[[int], None]) -> None:
+        """Tell this owner, from now on, when its reader leaves before the end."""
+        self._cancel = cancel
+
     def fail(self, error: RequestError) -> None:
         """End with an error, after the deltas that are there already."""
         if not self._finished:
@@ -92,8 +98,12 @@ class Generation:
             self._end()
 
     def accept(self, row: pb.Row) -> None:
-        """Take what one step made. Afterwards `finished` tells whether more is wanted."""
-        self.cold_ms = self.cold_ms or row.cold_ms
+        """Take what one step made. Afterwards `finished` tells whether more is wanted.
+
+        A row that goes on on another shard brings the tokens behind those that are here; what
+        that shard says of its own first message belongs to no client.
+        """
+        self._begin(row)
         if self._finished:
             return
         tokens: list[OutToken] = []
@@ -118,6 +128,11 @@ class Generation:
             self._news.set()
         if reason is not None:
             self._end()
+
+    def _begin(self, row: pb.Row) -> None:
+        if not self._begun:
+            self.cold_ms = self.cold_ms or row.cold_ms
+            self._begun = bool(row.tokens)
 
     def _reason(self, row: pb.Row) -> FinishReason | None:
         if row.finish_reason == pb.FINISH_REASON_LENGTH:

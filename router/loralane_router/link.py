@@ -1,12 +1,14 @@
-"""One shard as the router holds it: its connection, its dispatcher, and what it knows of adapters."""
+"""One shard as the router holds it: its connection, dispatcher, and what it knows of adapters."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 
 from loralane_proto import shard_pb2 as pb
 
 from loralane_router.connection import Connection
-from loralane_router.dispatch import Dispatcher
+from loralane_router.dispatch import Dispatcher, HandBack
+from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
 from loralane_router.facts import BASE, AdapterFacts
 from loralane_router.metrics import Metrics
@@ -18,16 +20,19 @@ from loralane_router.shards import ShardClient
 class Link:
     """Everything of one shard. Digests are this shard's own and mean nothing to another."""
 
-    def __init__(self, address: str, registry: Registry, metrics: Metrics) -> None:
+    def __init__(
+        self, address: str, registry: Registry, metrics: Metrics, hand_back: HandBack
+    ) -> None:
         self.address = address
         self.registry = registry
-        self.dispatcher = Dispatcher(metrics)
+        self.dispatcher = Dispatcher(metrics, hand_back)
         self.connection = Connection(address, self.dispatcher, registry, metrics)
 
     @property
     def ready(self) -> bool:
         """Whether the shard answers and rows can run."""
-        return self.connection.ready
+        # A connection that breaks gives its requests back before it says that it is gone.
+        return self.connection.ready and self.dispatcher.capacity is not None
 
     @property
     def shard(self) -> ShardClient:
@@ -48,6 +53,21 @@ class Link:
             facts = await self._move_pin(str(asked), before, facts)
         self.dispatcher.note_pins([facts])
         return facts
+
+    def submit(self, entry: Entry) -> None:
+        """Take a request that was just accepted."""
+        self._adopt(entry)
+        self.dispatcher.submit(entry)
+
+    def resume(self, entry: Entry) -> None:
+        """Take a request that another shard has begun."""
+        self._adopt(entry)
+        self.dispatcher.resume(entry)
+
+    def _adopt(self, entry: Entry) -> None:
+        """Let its adapter be resolved here once more, in case that it is unloaded before."""
+        again = partial(self.resolve, entry.asked, entry.token)
+        entry.resolve_again = again if entry.ask.digest else None
 
     async def resolve_and(
         self, name: str, token: str | None, act: Callable[[str], Awaitable[pb.Adapter]]

@@ -64,6 +64,12 @@ class Metrics:
             ["tier"],
             registry=r,
         )
+        self.replays = Counter(
+            "loralane_replays",
+            "Requests whose shard went away, by what became of them",
+            ["outcome"],
+            registry=r,
+        )
         self.shard_up = Gauge("loralane_shard_up", "1 while the shard answers", registry=r)
         #: What each adapter was used for; `exposition` writes it.
         self.usage = AdapterUsage()

@@ -195,12 +195,8 @@ class Router:
             accepted.request_id, adapter.digest, pages, adapter.lanes, arrived, adapter.is_cold
         )
         admission = admission_of(accepted, request.parameters, prompt, model.info)
-        entry = Entry(ask, admission, generation)
-        if adapter.digest:
-            entry.resolve_again = lambda: link.resolve(
-                request.merge or request.adapter, request.token
-            )
-        link.dispatcher.submit(entry)
+        asked = request.merge or request.adapter
+        link.submit(Entry(ask, admission, generation, asked, request.token))
         return generation
 
 
