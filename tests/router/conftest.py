@@ -76,13 +76,24 @@ class FakeRow:
     last: int
     made: int = 0
     waited: int = 0
+    #: Owned; none before its first token and while it is stopped.
+    pages: int = 0
     end: "pb.FinishReason.ValueType" = pb.FINISH_REASON_UNSPECIFIED
     error: pb.Error | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Of its prompt and of its answer so far: what its next step has computed."""
+        return len(self.admission.prompt) + self.made
 
 
 @dataclass
 class FakeShard(shard_pb2_grpc.ShardServicer):
-    """Steps by itself while it has rows, or with `manual` only when `step` is called."""
+    """Steps by itself while it has rows, or with `manual` only when `step` is called.
+
+    Rows take pages as they grow. When there are too few, the youngest rows are stopped: they give
+    theirs back, and go on with the token that was due when the older ones leave them enough.
+    """
 
     adapters: dict[str, FakeAdapter] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
@@ -105,6 +116,10 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         self.admissions: list[pb.Admission] = []
         self.cancels: list[int] = []
         self.file_requests = 0
+        #: Of the stream that is open.
+        self.admitted = 0
+        #: How often a row was stopped because pages ran out.
+        self.stops = 0
         #: What the router admitted beyond capacity.
         self.violations: list[str] = []
         self.resolved: list[tuple[str, str]] = []
@@ -116,6 +131,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         self.news = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
         self._steps = 0
+        self._told: pb.Capacity | None = None
         self._permits = asyncio.Semaphore(0)
         for reference, adapter in self.adapters.items():
             adapter.digest = adapter.digest or f"digest-of-{reference}"
@@ -242,13 +258,17 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
 
     async def Run(self, request_iterator, context):
         self.rows.clear()
+        self.admitted = 0
+        self._told = None
         reader = asyncio.create_task(self._read(request_iterator))
         try:
             while True:
-                await self.until(lambda shard: bool(shard.rows))
-                if self.manual:
+                await self.until(lambda shard: bool(shard.rows) or shard.capacity() != self._told)
+                if self.rows and self.manual:
                     await self._permits.acquire()
-                if (reply := self._one_step()).rows:
+                reply = self._one_step() if self.rows else self._news([], [])
+                if reply.rows or reply.capacity != self._told:
+                    self._told = reply.capacity
                     yield reply
                 async with self.news:
                     self.news.notify_all()
@@ -269,14 +289,18 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
 
     def _admit(self, admission: pb.Admission) -> None:
         self.admissions.append(admission)
+        self.admitted += 1
         row = FakeRow(admission, admission.prompt[-1])
         self.rows[admission.request_id] = row
-        for free in ("rows_free", "pages_free", "lanes_free"):
+        for free in ("rows_free", "lanes_free"):
             if self._free()[free] < 0:
                 self.violations.append(f"{free} for request {admission.request_id}")
         if admission.digest in self.unloaded:
             row.end = pb.FINISH_REASON_ERROR
             row.error = pb.Error(kind=pb.ERROR_KIND_NOT_FOUND, message="it is not known here")
+        if self._pages(len(admission.prompt) + admission.max_tokens) > self.pages_total:
+            row.end = pb.FINISH_REASON_ERROR
+            row.error = pb.Error(kind=pb.ERROR_KIND_INVALID_REQUEST, message="it cannot be held")
         if self.refusals:
             self.refusals -= 1
             row.end = pb.FINISH_REASON_ERROR
@@ -285,6 +309,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
     def _one_step(self) -> pb.StepReply:
         self._steps += 1
         self.batches.append([row.admission.digest for row in self.rows.values()])
+        self._share_pages()
         replies = [self._advance(row) for row in self.rows.values()]
         self.rows = {
             request_id: row
@@ -296,9 +321,27 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
             for row in self.rows.values()
             if row.admission.digest and row.made == 1
         ]
+        return self._news(replies, changed)
+
+    def _news(self, rows: list[pb.Row], changed: list[pb.Residency]) -> pb.StepReply:
         return pb.StepReply(
-            step=self._steps, rows=replies, residency=changed, capacity=self.capacity()
+            step=self._steps,
+            rows=rows,
+            residency=changed,
+            capacity=self.capacity(),
+            admitted=self.admitted,
         )
+
+    def _share_pages(self) -> None:
+        """Give each row the pages of its next step, the oldest first; who gets none is stopped."""
+        free = self.pages_total
+        for row in self.rows.values():
+            if row.end != pb.FINISH_REASON_UNSPECIFIED or self._is_loading(row):
+                continue
+            needed = self._pages(row.tokens)
+            self.stops += needed > free and row.pages > 0
+            row.pages = needed if needed <= free else 0
+            free = free - needed if needed <= free else 0
 
     def _advance(self, row: FakeRow) -> pb.Row:
         admission = row.admission
@@ -307,8 +350,10 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         if row.end == pb.FINISH_REASON_UNSPECIFIED and adapter.broken is not None:
             row.end, row.error = pb.FINISH_REASON_ERROR, adapter.broken
         if row.end == pb.FINISH_REASON_UNSPECIFIED:
-            if row.waited < adapter.cold_steps:
+            if self._is_loading(row):
                 row.waited += 1
+                return reply
+            if not row.pages:
                 return reply
             if not row.made:
                 reply.cold_ms = 10.0 * row.waited
@@ -339,6 +384,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
             rows_total=self.rows_total,
             pages_total=self.pages_total,
             page_tokens=self.page_tokens,
+            pending_tokens=sum(1 if row.pages else row.tokens for row in self.rows.values()),
             lanes_total=self.lanes_total,
             lanes_in_use=self.lanes_total - free["lanes_free"],
             **free,
@@ -350,12 +396,15 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         held = digests | {a.digest for a in self.adapters.values() if a.pinned}
         return {
             "rows_free": self.rows_total - len(rows),
-            "pages_free": self.pages_total - sum(self._pages(row.admission) for row in rows),
+            "pages_free": self.pages_total - sum(row.pages for row in rows),
             "lanes_free": self.lanes_total - sum(self._adapter(d).lanes for d in held),
         }
 
-    def _pages(self, admission: pb.Admission) -> int:
-        return -(-(len(admission.prompt) + admission.max_tokens) // self.page_tokens)
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.page_tokens)
+
+    def _is_loading(self, row: FakeRow) -> bool:
+        return row.waited < self._adapter(row.admission.digest).cold_steps
 
     def reference_of(self, digest: str) -> str:
         return next(r for r, adapter in self.adapters.items() if adapter.digest == digest)
