@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Final
 
 from bench.adapters import RANK, rank16, warm_page_cache
 from bench.load import Work

@@ -31,7 +31,7 @@ class Call:
 
     tenant: str
     body: bytes
-    headers: Mapping[str, str] = field(default=_NO_HEADERS, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
