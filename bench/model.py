@@ -34,6 +34,7 @@ LINEARS: Final[Mapping[str, tuple[int, int]]] = {
 ADAPTERS: Final = 16
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DEFAULT_FOLDER: Final = Path("bench/results/m160")
+_MODEL_CONFIG: Final = "config.json"
 _SPECIALS: Final = ("<|begin_of_text|>", "<|end_of_text|>", "<|pad|>")
 _CORPUS_CHARS: Final = 4_000_000
 _CONFIG: Final[Mapping[str, Any]] = {
@@ -74,6 +75,22 @@ def ready(folder: Path, dtype: str) -> Path:
     return folder / dtype
 
 
+def longer(model: Path, tokens: int) -> Path:
+    """Return the same model for another number of tokens: its own config, links to the rest.
+
+    The weights are random, so that nothing is lost by turning positions further than intended.
+    """
+    folder = model.with_name(f"{model.name}-{tokens}")
+    folder.mkdir(exist_ok=True)
+    for path in model.iterdir():
+        link = folder / path.name
+        if path.name != _MODEL_CONFIG and not link.exists():
+            link.symlink_to(path.resolve())
+    config = json.loads((model / _MODEL_CONFIG).read_text(encoding="utf-8"))
+    _save_json(folder / _MODEL_CONFIG, config | {"max_position_embeddings": tokens})
+    return folder
+
+
 def rank_of(index: int) -> int:
     """Return the rank of an adapter: 8 and 16 in turn."""
     return 8 if index % 2 == 0 else 16
@@ -107,7 +124,7 @@ def _save_model(
     stored = {name: weight.to(dtype) for name, weight in weights.items()}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     config = {**_CONFIG, "torch_dtype": str(dtype).removeprefix("torch.")}
-    _save_json(folder / "config.json", config)
+    _save_json(folder / _MODEL_CONFIG, config)
     _save_json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
     bos, eos, pad = _SPECIALS
     template = (
