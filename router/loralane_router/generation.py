@@ -26,6 +26,8 @@ class Accepted:
     seed: int
     max_tokens: int
     stop: tuple[str, ...]
+    #: Whether the base may answer instead: the request allows it, and its adapter is not there yet.
+    may_fall_back: bool = False
 
 
 class Generation:
@@ -49,6 +51,10 @@ class Generation:
         self.queue_s = 0.0
         #: How long the row waited for its adapter, milliseconds; 0 until its first delta.
         self.cold_ms = 0.0
+        #: Tokens of the prompt that were in the prefix cache; 0 until its first delta.
+        self.cached_tokens = 0
+        #: Whether the base answers in the adapter's place, as the request allowed.
+        self.is_fallback = False
         self._codec = codec
         self._cancel = cancel
         self._text = Detokenizer(codec)
@@ -59,6 +65,9 @@ class Generation:
         self._begun = False
         self._finished = False
         self._news = asyncio.Event()
+        self._settled = asyncio.Event()
+        if not accepted.may_fall_back:
+            self._settled.set()
 
     @property
     def finished(self) -> bool:
@@ -79,6 +88,17 @@ class Generation:
             self._news.clear()
             await self._news.wait()
         return self._deltas.popleft()
+
+    async def settled(self) -> None:
+        """Return when it is known who answers: nobody, the adapter, or the base in its place."""
+        await self._settled.wait()
+
+    def fall_back(self) -> None:
+        """Let the base answer in the adapter's place. Nothing was generated yet."""
+        assert not self._begun
+        self.adapter = self.adapter_digest = ""
+        self.is_fallback = True
+        self._settled.set()
 
     async def aclose(self) -> None:
         """Cancel unless finished. Idempotent."""
@@ -132,7 +152,10 @@ class Generation:
     def _begin(self, row: pb.Row) -> None:
         if not self._begun:
             self.cold_ms = self.cold_ms or row.cold_ms
+            self.cached_tokens = self.cached_tokens or row.cached_tokens
             self._begun = bool(row.tokens)
+            if self._begun:
+                self._settled.set()
 
     def _reason(self, row: pb.Row) -> FinishReason | None:
         if row.finish_reason == pb.FINISH_REASON_LENGTH:
@@ -149,4 +172,5 @@ class Generation:
 
     def _end(self) -> None:
         self._finished = True
+        self._settled.set()
         self._news.set()

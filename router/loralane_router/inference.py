@@ -12,7 +12,15 @@ from loralane_proto import inference_pb2 as pb
 from loralane_proto import inference_pb2_grpc, shard_pb2
 
 from loralane_router.errors import RequestError, invalid
-from loralane_router.requests import Delta, Merge, Message, Parameters, TextRequest
+from loralane_router.requests import (
+    AdapterWaitPolicy,
+    Delta,
+    Merge,
+    Message,
+    Parameters,
+    TextRequest,
+    bearer_key,
+)
 from loralane_router.router import Generation, Router
 from loralane_router.shards import ERROR_TRAILER
 
@@ -35,7 +43,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         status = grpc.StatusCode.INTERNAL
         generation: Generation | None = None
         try:
-            generation = await self._router.open(text_request(request))
+            generation = await self._router.open(text_request(request, _key(context)))
             async for reply in _replies(generation):
                 yield reply
             status = grpc.StatusCode.OK
@@ -89,8 +97,19 @@ class InferenceServer:
             await self._health.set(service, status)
 
 
-def text_request(request: pb.GenerateRequest) -> TextRequest:
-    """Return the router's form of a request. Raises RequestError without an input."""
+def _key(context: "grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateReply]") -> str | None:
+    """Return the bearer key of a call's `authorization` metadata."""
+    for name, value in context.invocation_metadata() or ():
+        if name == "authorization":
+            return bearer_key(value if isinstance(value, str) else value.decode("ascii", "replace"))
+    return None
+
+
+def text_request(request: pb.GenerateRequest, key: str | None = None) -> TextRequest:
+    """Return the router's form of a request and its caller's key.
+
+    Raises RequestError without an input, or with a policy that there is not.
+    """
     return TextRequest(
         adapter=request.adapter,
         prompt=_prompt(request),
@@ -105,7 +124,24 @@ def text_request(request: pb.GenerateRequest) -> TextRequest:
         ),
         token=request.token or None,
         merge=_merge(request) if request.HasField("merge") else None,
+        key=key,
+        priority=request.priority,
+        max_wait_for_adapter_s=request.max_wait_for_adapter_ms / 1000 or None,
+        adapter_wait_policy=_policy(request.adapter_wait_policy),
     )
+
+
+def _policy(given: str) -> AdapterWaitPolicy:
+    match given:
+        case "" | "fail":
+            return "fail"
+        case "base":
+            return "base"
+        case _:
+            raise invalid(
+                f"adapter_wait_policy must be fail or base, not {given[:40]!r}",
+                "adapter_wait_policy",
+            )
 
 
 def _merge(request: pb.GenerateRequest) -> Merge:
@@ -141,11 +177,13 @@ async def _replies(generation: Generation) -> AsyncIterator[pb.GenerateReply]:
         if first:
             reply.adapter_digest = generation.adapter_digest
             reply.adapter_cold_ms = generation.cold_ms
+            reply.is_fallback = generation.is_fallback
             first = False
         if delta.finish_reason is not None:
             reply.finish_reason = _finish_reason(delta)
             reply.usage.prompt_tokens = generation.prompt_tokens
             reply.usage.completion_tokens = completion_tokens
+            reply.usage.cached_tokens = generation.cached_tokens
         yield reply
 
 

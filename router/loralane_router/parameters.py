@@ -9,8 +9,12 @@ from loralane_proto import shard_pb2 as pb
 from loralane_router.errors import invalid
 from loralane_router.generation import Accepted
 from loralane_router.model import ModelInfo
-from loralane_router.requests import Parameters
+from loralane_router.requests import Parameters, TextRequest
 
+#: Priorities are this far from 0 at most.
+MOST_PRIORITY: Final = 1_000_000
+#: An hour: who waits longer for an adapter need not say how long.
+LONGEST_ADAPTER_WAIT_MS: Final = 3_600_000
 _UINT32: Final = 2**32
 _UINT64: Final = 2**64
 _MOST_TOP_LOGPROBS: Final = 20
@@ -32,6 +36,23 @@ def check(parameters: Parameters) -> None:
     for name, holds, rule in rules:
         if not holds:
             raise invalid(f"{name} must be {rule}, not {getattr(p, name)!r}", name)
+
+
+def check_waiting(request: TextRequest) -> None:
+    """Raise RequestError (400) naming what a request says of waiting and no router could do."""
+    if abs(request.priority) > MOST_PRIORITY:
+        raise invalid(
+            f"priority must be between -{MOST_PRIORITY} and {MOST_PRIORITY}, "
+            f"not {request.priority}",
+            "priority",
+        )
+    wait_s, longest_s = request.max_wait_for_adapter_s, LONGEST_ADAPTER_WAIT_MS / 1000
+    if wait_s is not None and not 0 < wait_s <= longest_s:
+        raise invalid(
+            f"max_wait_for_adapter_ms must be between 1 and {LONGEST_ADAPTER_WAIT_MS}, "
+            f"not {wait_s * 1000:g}",
+            "max_wait_for_adapter_ms",
+        )
 
 
 def fit(prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:

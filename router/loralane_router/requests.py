@@ -9,6 +9,8 @@ from typing import Literal
 
 #: Why a row ended. `eos` and `stop` are both "stop" to OpenAI; LoRAX tells them apart.
 FinishReason = Literal["length", "eos", "stop"]
+#: What giving up on an adapter means: an error, or the base's answer (which says so).
+AdapterWaitPolicy = Literal["fail", "base"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,13 @@ class TextRequest:
     priority: int = 0
     #: Seconds after which a request whose adapter is not ready gives up; None = it waits.
     max_wait_for_adapter_s: float | None = None
-    #: What giving up means: an error, or the base's answer (which says so).
-    adapter_wait_policy: Literal["fail", "base"] = "fail"
+    adapter_wait_policy: AdapterWaitPolicy = "fail"
+
+
+def bearer_key(authorization: str) -> str | None:
+    """Return the key that an `authorization` header carries, None if it carries none."""
+    scheme, _, key = authorization.partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from loralane_router.errors import RequestError, invalid
 from loralane_router.gateway.failures import BodyRefused
 from loralane_router.gateway.limits import Limits
+from loralane_router.requests import bearer_key
 
 _Form = TypeVar("_Form", bound=msgspec.Struct)
 
@@ -69,8 +70,7 @@ async def _read(request: Request, limits: Limits) -> bytes:
 
 def bearer(request: Request) -> str | None:
     """Return the key of an `Authorization: Bearer` header."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() or None if scheme.lower() == "bearer" else None
+    return bearer_key(request.headers.get("authorization", ""))
 
 
 def hub_key(request: Request) -> str | None:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from loralane_router.errors import invalid
 from loralane_router.gateway import fields
-from loralane_router.gateway.bodies import Neutral, hub_key, parse, read_json, refuse_unsupported
+from loralane_router.gateway.bodies import Neutral, parse, read_json, refuse_unsupported
 from loralane_router.gateway.failures import Failure
 from loralane_router.gateway.generations import Answer, finite, merged
 from loralane_router.gateway.jobs import Responder
@@ -21,15 +21,15 @@ from loralane_router.gateway.openai import (
     NEUTRAL,
     Envelope,
     OpenAIBody,
-    adapter_of,
     finish_reason,
     generated,
     max_tokens_of,
     parameters,
+    text_request,
     usage,
 )
 from loralane_router.gateway.sse import DONE
-from loralane_router.requests import Message, OutToken, TextRequest
+from loralane_router.requests import Message, OutToken
 from loralane_router.router import Generation, Router
 
 _NEUTRAL: Final[Neutral] = {
@@ -123,11 +123,9 @@ class ChatJob:
         top = top_logprobs_of(body)
         self.logprobs = top is not None
         common = parameters(body, router, max_tokens=maximum, top_logprobs=top)
-        adapter, token = adapter_of(body, router), body.api_token or hub_key(request)
         seeds = [fields.nth_seed(common.seed, i) for i in range(self.choices)]
-        self.requests = [
-            TextRequest(adapter, messages, replace(common, seed=seed), token) for seed in seeds
-        ]
+        first = text_request(body, request, router, messages, common)
+        self.requests = [replace(first, parameters=replace(common, seed=seed)) for seed in seeds]
         self.usage = body.streams_usage
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         self.envelope = Envelope("chatcmpl", kind, body, router)
@@ -141,16 +139,19 @@ class ChatJob:
                 if index not in started:
                     started.add(index)
                     role = {"role": "assistant", "content": ""}
-                    yield self.envelope.chunk(_choice(index, "delta", role, None, None))
+                    choice = _choice(index, "delta", role, None, None)
+                    yield self.envelope.chunk(choice, generations[index])
                 count += len(delta.tokens)
                 if not delta.text and not self.logprobs and delta.finish_reason is None:
                     continue
                 news = {"content": delta.text} if delta.text else {}
                 logprobs = self._logprobs(delta.tokens)
                 reason = finish_reason(delta.finish_reason)
-                yield self.envelope.chunk(_choice(index, "delta", news, logprobs, reason))
+                choice = _choice(index, "delta", news, logprobs, reason)
+                yield self.envelope.chunk(choice, generations[index])
         if self.usage:
-            yield self.envelope.usage_chunk(usage(generations, self.choices, count))
+            counts = usage(generations, self.choices, count)
+            yield self.envelope.usage_chunk(counts, generations)
         yield DONE
 
     def answer(self, generations: Sequence[Generation], answers: Sequence[Answer]) -> bytes:
@@ -162,7 +163,7 @@ class ChatJob:
             reason = finish_reason(answer.finish_reason)
             choices.append(_choice(index, "message", message, logprobs, reason))
         counts = usage(generations, self.choices, generated(answers))
-        return self.envelope.complete(choices, counts)
+        return self.envelope.complete(choices, counts, generations)
 
     def _logprobs(self, tokens: Sequence[OutToken]) -> object:
         if not self.logprobs:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from loralane_router.errors import invalid
 from loralane_router.gateway import fields
-from loralane_router.gateway.bodies import hub_key, parse, read_json
+from loralane_router.gateway.bodies import parse, read_json
 from loralane_router.gateway.failures import Failure
 from loralane_router.gateway.generations import Answer, finite, merged
 from loralane_router.gateway.jobs import Responder
@@ -20,16 +20,16 @@ from loralane_router.gateway.openai import (
     NEUTRAL,
     Envelope,
     OpenAIBody,
-    adapter_of,
     finish_reason,
     generated,
     max_tokens_of,
     parameters,
     refuse_too_many,
+    text_request,
     usage,
 )
 from loralane_router.gateway.sse import DONE
-from loralane_router.requests import OutToken, TextRequest
+from loralane_router.requests import OutToken
 from loralane_router.router import Generation, Router
 
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -94,13 +94,12 @@ class CompletionJob:
         maximum = max_tokens_of("max_tokens", body.max_tokens, _DEFAULT_MAX_TOKENS)
         self.clamp = body.max_tokens is None
         common = parameters(body, router, max_tokens=maximum, top_logprobs=body.logprobs)
-        adapter, token = adapter_of(body, router), body.api_token or hub_key(request)
+        seeds = [fields.nth_seed(common.seed, i) for i in range(self.choices)]
+        first = text_request(body, request, router, prompts[0], common)
         self.requests = [
-            TextRequest(
-                adapter, prompt, replace(common, seed=fields.nth_seed(common.seed, i)), token
-            )
+            replace(first, prompt=prompt, parameters=replace(common, seed=seed))
             for prompt in prompts
-            for i in range(self.choices)
+            for seed in seeds
         ]
         self.usage = body.streams_usage
         self.envelope = Envelope("cmpl", "text_completion", body, router)
@@ -118,9 +117,11 @@ class CompletionJob:
                     continue
                 logprobs, offsets[index] = self._logprobs(delta.tokens, offsets[index])
                 reason = finish_reason(delta.finish_reason)
-                yield self.envelope.chunk(_choice(index, text, logprobs, reason))
+                choice = _choice(index, text, logprobs, reason)
+                yield self.envelope.chunk(choice, generations[index])
         if self.usage:
-            yield self.envelope.usage_chunk(usage(generations, self.choices, count))
+            counts = usage(generations, self.choices, count)
+            yield self.envelope.usage_chunk(counts, generations)
         yield DONE
 
     def answer(self, generations: Sequence[Generation], answers: Sequence[Answer]) -> bytes:
@@ -131,7 +132,7 @@ class CompletionJob:
             text = self.echo[index] + answer.text
             choices.append(_choice(index, text, logprobs, finish_reason(answer.finish_reason)))
         counts = usage(generations, self.choices, generated(answers))
-        return self.envelope.complete(choices, counts)
+        return self.envelope.complete(choices, counts, generations)
 
     def _logprobs(self, tokens: Sequence[OutToken], offset: int) -> tuple[object, int]:
         """Return OpenAI's four parallel lists and the offset behind these tokens, in characters."""

@@ -5,6 +5,7 @@ from typing import Final
 
 from loralane_router.errors import invalid
 from loralane_router.gateway.limits import MAX_BIASES, MAX_NAME_CHARS, MAX_STOP_CHARS, MAX_STOPS
+from loralane_router.parameters import LONGEST_ADAPTER_WAIT_MS, MOST_PRIORITY
 
 _INT32: Final = 2**31 - 1
 _UINT64: Final = 2**64
@@ -86,6 +87,18 @@ def stops(value: str | Sequence[str] | None) -> tuple[str, ...]:
     if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in found):
         raise invalid(f"a stop string has 1 to {MAX_STOP_CHARS} characters", "stop")
     return found
+
+
+def priority(value: int | None) -> int:
+    """Return the priority; lower goes first, None = 0."""
+    return 0 if value is None else whole("priority", value, -MOST_PRIORITY, MOST_PRIORITY)
+
+
+def adapter_wait_s(value: int | None) -> float | None:
+    """Return how many seconds a request waits for its adapter; None = as long as it takes."""
+    if value is None:
+        return None
+    return whole("max_wait_for_adapter_ms", value, 1, LONGEST_ADAPTER_WAIT_MS) / 1000
 
 
 def name(field: str, value: str) -> str:

@@ -156,18 +156,38 @@ def finite(logprob: float) -> float:
     return max(logprob, _LEAST_LOGPROB)
 
 
+async def settled(generations: Sequence[Generation]) -> None:
+    """Return when it is known of each whether its adapter answers or the base in its place."""
+    for generation in generations:
+        await generation.settled()
+
+
+def any_fallback(generations: Sequence[Generation]) -> bool:
+    """Whether the base answers in an adapter's place, for one of several choices at least."""
+    return any(generation.is_fallback for generation in generations)
+
+
 def opening_headers(generations: Sequence[Generation]) -> dict[str, str]:
-    """Return what is known before the first token."""
+    """Return what is known before the first token, once it is settled who answers.
+
+    Where some choices are the adapter's and others the base's, both are named.
+    """
     headers = {"x-prompt-tokens": str(generations[0].prompt_tokens)}
-    if generations[0].adapter_digest:
-        headers["x-loralane-adapter-digest"] = generations[0].adapter_digest
+    if digest := _digest(generations):
+        headers["x-loralane-adapter-digest"] = digest
+    if any_fallback(generations):
+        headers["x-loralane-adapter-fallback"] = "base"
     return headers
+
+
+def _digest(generations: Sequence[Generation]) -> str:
+    return next((g.adapter_digest for g in generations if g.adapter_digest), "")
 
 
 def first_token_headers(generations: Sequence[Generation]) -> dict[str, str]:
     """Return what is known from the first token on: also how long an adapter was waited for."""
     headers = opening_headers(generations)
-    if generations[0].adapter_digest:
+    if _digest(generations):
         cold_ms = max(generation.cold_ms for generation in generations)
         headers["x-loralane-adapter-cold-ms"] = f"{cold_ms:.1f}"
     return headers

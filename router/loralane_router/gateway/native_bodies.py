@@ -14,7 +14,7 @@ from loralane_router.gateway import fields
 from loralane_router.gateway.bodies import Neutral, bearer, parse, refuse_unsupported
 from loralane_router.gateway.limits import MAX_TOP_LOGPROBS
 from loralane_router.gateway.merges import MergedAdapters, merge_of
-from loralane_router.requests import Parameters, TextRequest
+from loralane_router.requests import AdapterWaitPolicy, Parameters, TextRequest
 from loralane_router.router import Router
 
 #: TGI's and LoRAX's.
@@ -54,6 +54,10 @@ class NativeParameters(msgspec.Struct):
     truncate: int | None = None
     details: bool | None = None
     return_k_alternatives: int | None = None
+    #: As vLLM: lower goes first.
+    priority: int | None = None
+    max_wait_for_adapter_ms: int | None = None
+    adapter_wait_policy: AdapterWaitPolicy | None = None
 
 
 class NativeBody(msgspec.Struct):
@@ -81,12 +85,23 @@ def parse_native(body: dict[str, Any]) -> NativeBody:
 
 
 def text_request(body: NativeBody, request: Request, router: Router) -> TextRequest:
-    """Return what the router is asked. Raises RequestError."""
+    """Return what the router is asked. Raises RequestError.
+
+    A bearer key is the caller's and, as LoRAX has it, the hub token of the adapter.
+    """
     given = body.given
     adapter = fields.name("adapter_id", given.adapter_id or "")
-    token = given.api_token or bearer(request)
-    merge = merge_of(given.merged_adapters, adapter)
-    return TextRequest(adapter, body.inputs, _parameters(body, router), token, merge)
+    return TextRequest(
+        adapter=adapter,
+        prompt=body.inputs,
+        parameters=_parameters(body, router),
+        token=given.api_token or bearer(request),
+        merge=merge_of(given.merged_adapters, adapter),
+        key=bearer(request),
+        priority=fields.priority(given.priority),
+        max_wait_for_adapter_s=fields.adapter_wait_s(given.max_wait_for_adapter_ms),
+        adapter_wait_policy=given.adapter_wait_policy or "fail",
+    )
 
 
 def alternatives_of(given: NativeParameters) -> int:

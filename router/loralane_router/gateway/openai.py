@@ -2,18 +2,25 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
+from starlette.requests import Request
 
 from loralane_router.errors import invalid
 from loralane_router.gateway import fields
-from loralane_router.gateway.bodies import Neutral
-from loralane_router.gateway.generations import Answer
+from loralane_router.gateway.bodies import Neutral, bearer, hub_key
+from loralane_router.gateway.generations import Answer, any_fallback
 from loralane_router.gateway.limits import MAX_N
 from loralane_router.gateway.sse import one_line
-from loralane_router.requests import FinishReason, Parameters
+from loralane_router.requests import (
+    AdapterWaitPolicy,
+    FinishReason,
+    Message,
+    Parameters,
+    TextRequest,
+)
 from loralane_router.router import Generation, Router
 
 #: Fields of OpenAI, vLLM and LoRAX that would change the answer, and what they may hold.
@@ -75,6 +82,10 @@ class OpenAIBody(msgspec.Struct):
     adapter_id: str | None = None
     adapter_source: Literal["hub", "local"] | None = None
     api_token: str | None = msgspec.field(default=None)
+    #: As vLLM: lower goes first.
+    priority: int | None = None
+    max_wait_for_adapter_ms: int | None = None
+    adapter_wait_policy: AdapterWaitPolicy | None = None
 
     @property
     def choices(self) -> int:
@@ -120,18 +131,48 @@ def adapter_of(body: OpenAIBody, router: Router) -> str:
     return model
 
 
+def text_request(
+    body: OpenAIBody,
+    request: Request,
+    router: Router,
+    prompt: str | tuple[int, ...] | tuple[Message, ...],
+    parameters: Parameters,
+) -> TextRequest:
+    """Return what the router is asked for one choice. Raises RequestError.
+
+    A bearer key is the caller's; where it looks like a hub token it is the adapter's as well.
+    """
+    return TextRequest(
+        adapter=adapter_of(body, router),
+        prompt=prompt,
+        parameters=parameters,
+        token=body.api_token or hub_key(request),
+        key=bearer(request),
+        priority=fields.priority(body.priority),
+        max_wait_for_adapter_s=fields.adapter_wait_s(body.max_wait_for_adapter_ms),
+        adapter_wait_policy=body.adapter_wait_policy or "fail",
+    )
+
+
 def finish_reason(reason: FinishReason | None) -> str | None:
     """Return OpenAI's word for why a choice ended."""
     return "stop" if reason in ("eos", "stop") else reason
 
 
 def usage(generations: Sequence[Generation], choices: int, completion_tokens: int) -> object:
-    """Return the token counts; each prompt counts once, however many choices it has."""
-    prompt_tokens = sum(generation.prompt_tokens for generation in generations[::choices])
+    """Return the token counts; each prompt counts once, however many choices it has.
+
+    So do its tokens that were cached: those that its first choice found there.
+    """
+    prompts = generations[::choices]
+    prompt_tokens = sum(generation.prompt_tokens for generation in prompts)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(generation.cached_tokens for generation in prompts)
+        },
     }
 
 
@@ -141,29 +182,43 @@ def generated(answers: Sequence[Answer]) -> int:
 
 
 class Envelope:
-    """The fields that an answer and all its chunks share; encoded once for a stream."""
+    """The fields that an answer and all its chunks share; encoded once for a stream.
+
+    `model` is what the client called it, but the base's id where the base answers in an adapter's
+    place.
+    """
 
     def __init__(self, prefix: str, kind: str, body: OpenAIBody, router: Router) -> None:
-        self.fields = {
+        self._fields = {
             "id": f"{prefix}-{uuid.uuid4().hex}",
             "object": kind,
             "created": int(time.time()),
             "model": body.model or router.info.model_id,
         }
-        self._head = b"data: " + one_line(self.fields)[:-1] + b',"choices":['
+        self._fallback = self._fields | {"model": router.info.model_id}
+        self._head, self._fallback_head = _head(self._fields), _head(self._fallback)
         self._tail = b'],"usage":null}\n\n' if body.streams_usage else b"]}\n\n"
 
-    def chunk(self, choice: object) -> bytes:
+    def chunk(self, choice: object, generation: Generation) -> bytes:
         """Return the event that carries one choice's news."""
-        return self._head + one_line(choice) + self._tail
+        head = self._fallback_head if generation.is_fallback else self._head
+        return head + one_line(choice) + self._tail
 
-    def usage_chunk(self, counts: object) -> bytes:
+    def usage_chunk(self, counts: object, generations: Sequence[Generation]) -> bytes:
         """Return the event that carries the token counts and no choice."""
-        return self._head + b'],"usage":' + one_line(counts) + b"}\n\n"
+        head = self._fallback_head if any_fallback(generations) else self._head
+        return head + b'],"usage":' + one_line(counts) + b"}\n\n"
 
-    def complete(self, choices: list[object], counts: object) -> bytes:
-        """Return a whole answer."""
-        return msgspec.json.encode(self.fields | {"choices": choices, "usage": counts})
+    def complete(
+        self, choices: list[object], counts: object, generations: Sequence[Generation]
+    ) -> bytes:
+        """Return a whole answer; it is the base's as soon as one of its choices is."""
+        common = self._fallback if any_fallback(generations) else self._fields
+        return msgspec.json.encode(common | {"choices": choices, "usage": counts})
+
+
+def _head(fields: Mapping[str, object]) -> bytes:
+    return b"data: " + one_line(fields)[:-1] + b',"choices":['
 
 
 def refuse_too_many(prompts: int, choices: int, most: int) -> None:

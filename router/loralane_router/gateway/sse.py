@@ -16,6 +16,7 @@ from loralane_router.gateway.generations import (
     disconnected,
     first_token_headers,
     opening_headers,
+    settled,
 )
 from loralane_router.gateway.limits import Limits
 from loralane_router.router import Generation
@@ -58,9 +59,7 @@ class EventStream(Response):
         limits: Limits,
     ) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(
-            headers=headers | opening_headers(generations), media_type="text/event-stream"
-        )
+        super().__init__(headers=headers, media_type="text/event-stream")
         del self.headers["content-length"]
         self._generations = generations
         self._frames = frames
@@ -73,16 +72,20 @@ class EventStream(Response):
     async def begin(self) -> "EventStream":
         """Wait for the first frame, so that an error before it keeps its status (RequestError).
 
-        A client that waits longer than the quiet time gets status 200 and keep-alives instead.
+        A client that waits longer than the quiet time gets status 200 and keep-alives instead, but
+        not before it is settled who answers: the headers say so.
         """
         self._first = asyncio.create_task(self._next())
         try:
+            await settled(self._generations)
             await asyncio.wait({self._first}, timeout=self._limits.quiet_s)
             if self._first.done():
                 self._first.result()
                 self.headers.update(first_token_headers(self._generations))
+            else:
+                self.headers.update(opening_headers(self._generations))
         except BaseException:
-            await self._close()
+            await self.aclose()
             raise
         return self
 
@@ -104,7 +107,7 @@ class EventStream(Response):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._close()
+            await self.aclose()
 
     async def _next(self) -> bytes | None:
         return await anext(self._frames, None)
@@ -136,7 +139,8 @@ class EventStream(Response):
             if self._quiet:
                 await self._send(send, _KEEP_ALIVE)
 
-    async def _close(self) -> None:
+    async def aclose(self) -> None:
+        """Close the generations. Idempotent; `begin` and the call do it by themselves."""
         if self._first is not None:
             self._first.cancel()
             await asyncio.gather(self._first, return_exceptions=True)

@@ -65,6 +65,8 @@ class FakeGeneration:
 
     queue_s = 0.25
     cold_ms = 7.0
+    #: Every prompt begins with a token that is always cached.
+    cached_tokens = 1
 
     def __init__(self, router: "FakeRouter", request: TextRequest, prompt: str, room: int) -> None:
         given = request.parameters
@@ -77,10 +79,22 @@ class FakeGeneration:
         self._given = given
         self._prompt = prompt
         self._closed = False
+        self.is_fallback = False
+
+    async def settled(self) -> None:
+        """A prompt with `late` waits for the gate, and then for the base to answer."""
+        if "late" in self._prompt:
+            await self._router.gate.wait()
+            self.fall_back()
+
+    def fall_back(self) -> None:
+        self.adapter = self.adapter_digest = ""
+        self.is_fallback = True
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         if "hold" in self._prompt:
             await self._router.gate.wait()
+        await self.settled()
         for index, delta in enumerate(self._deltas()):
             if index == 1 and "pause" in self._prompt:
                 await self._router.gate.wait()

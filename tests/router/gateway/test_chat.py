@@ -27,7 +27,12 @@ async def test_an_answer_has_every_field_that_openai_gives(http):
     assert body.pop("created") > 1_700_000_000
     message = {"role": "assistant", "content": "b a+org/a", "refusal": None}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-    usage = {"prompt_tokens": 3, "completion_tokens": 10, "total_tokens": 13}
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": 10,
+        "total_tokens": 13,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
     assert body == {
         "object": "chat.completion",
         "model": "org/a",

@@ -24,7 +24,12 @@ async def test_an_answer_has_every_field_that_openai_gives(http):
     assert body.pop("id").startswith("cmpl-")
     assert body.pop("created") > 1_700_000_000
     choice = {"index": 0, "text": "b a+loud", "logprobs": None, "finish_reason": "stop"}
-    usage = {"prompt_tokens": 3, "completion_tokens": 9, "total_tokens": 12}
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": 9,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
     assert body == {
         "object": "text_completion",
         "model": "loud",
@@ -76,7 +81,12 @@ async def test_choices_of_one_prompt_have_consecutive_seeds_and_count_the_prompt
     body = await complete(http, prompt="hi", n=3, seed=7, temperature=1)
 
     assert [choice["text"] for choice in body["choices"]] == ["hi#7", "hi#8", "hi#9"]
-    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 15, "total_tokens": 17}
+    assert body["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 15,
+        "total_tokens": 17,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
 
 
 async def test_a_stream_of_several_choices_carries_the_same_texts(http):

@@ -15,6 +15,7 @@ class Waited:
     cold_ms: float
     adapter_digest: str = "d"
     prompt_tokens: int = 3
+    is_fallback: bool = False
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,0 +1,92 @@
+"""Whether one more request may wait, and when one that may not should come back: pure.
+
+A queue is bounded by requests and by the tokens of their prompts. Prompts, and not max_tokens: a
+prompt is known exactly, is what the router keeps in memory for a waiting request, and must be
+computed before its first token; max_tokens is a wish that most answers stay far below (a chat that
+leaves it out would count a whole context). So the rate is one of prompt tokens too: those that
+leave the queue in a second. Whatever the answers' lengths are, that is how fast the queue moves.
+
+A full queue refuses every request alike, before anything is done for it. The one that crosses the
+bound is taken, so that a long prompt is not refused where short ones are not.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from loralane_proto import shard_pb2 as pb
+
+from loralane_router.errors import RequestError
+
+#: What `Retry-After` may say, seconds. More would be a guess; a client should not be lost for it.
+_SOONEST_S, _LATEST_S = 1.0, 60.0
+#: Seconds over which the rate is averaged: a few answers' time.
+_MEMORY_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits for rows."""
+
+    #: Less those that could start at once; negative while rows are free.
+    requests: int
+    #: Of the prompts that wait.
+    tokens: int
+    #: Prompt tokens that leave the queue in a second, as far as known; 0 = not known.
+    tokens_per_s: float
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds until what waits now has left the queue; between 1 and 60."""
+        if not self.tokens_per_s:
+            return _SOONEST_S
+        return min(max(self.tokens / self.tokens_per_s, _SOONEST_S), _LATEST_S)
+
+
+def refusal(backlog: Backlog, max_requests: int, max_tokens: int | None) -> RequestError | None:
+    """Return why the next request may not wait (429), None if it may.
+
+    `max_tokens` None = no bound. What can start at once is never refused.
+    """
+    if backlog.requests >= max_requests:
+        waiting = f"{backlog.requests} requests"
+    elif max_tokens is not None and backlog.tokens >= max_tokens and backlog.requests >= 0:
+        waiting = f"requests of {backlog.tokens} prompt tokens"
+    else:
+        return None
+    return RequestError(
+        pb.ERROR_KIND_OVERLOADED,
+        f"{waiting} are waiting already; try again later",
+        retry_after_s=backlog.retry_after_s,
+    )
+
+
+class DrainRate:
+    """How many prompt tokens leave a queue in a second while somebody waits in it.
+
+    Time in which nobody waits says nothing about how fast the queue moves, nor does what starts
+    at once. The past fades: what was `_MEMORY_S` ago counts about a third.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._seconds = 0.0
+        #: When it was last looked at, if somebody was left waiting then.
+        self._since: float | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The rate; 0 until it is known."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    def note(self, now: float, left: int, *, waiting: bool) -> None:
+        """Take over that prompts of so many tokens leave the queue, and whether others still wait.
+
+        Call it at every chance to leave, whether or not somebody did.
+        """
+        if self._since is not None:
+            passed = now - self._since
+            kept = math.exp(-passed / _MEMORY_S)
+            self._tokens = self._tokens * kept + left
+            self._seconds = self._seconds * kept + passed
+        self._since = now if waiting else None
