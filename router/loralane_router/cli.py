@@ -66,7 +66,8 @@ MODEL_FLAGS: Final = (
     Flag("--lanes", "N", "lanes of the adapter pool: the sum of ranks that fit"),
     Flag("--kv-memory", "BYTES", "memory of the KV cache"),
     Flag("--host-cache", "BYTES", "host memory for adapters that are not resident"),
-    Flag("--step-tokens", "N", "tokens of one step, at most"),
+    Flag("--step-tokens", "N", "tokens of one step, at most: streams, then chunks of prompts"),
+    Flag("--prefix-cache", None, "compute prompts that begin alike once", ("on", "off")),
     Flag("--threads", "N", "threads that compute"),
     Flag("--log-format", None, "log lines for people or for machines", ("text", "json")),
 )

@@ -81,7 +81,20 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lanes", type=int, default=512, metavar="N")
     parser.add_argument("--kv-memory", type=int, default=2 << 30, metavar="BYTES")
     parser.add_argument("--host-cache", type=int, default=1 << 30, metavar="BYTES")
-    parser.add_argument("--step-tokens", type=int, default=512, metavar="N")
+    parser.add_argument(
+        "--step-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="tokens of one step, at most: one of each stream, and chunks of prompts in what is "
+        "left, so that no stream waits longer than such a step takes",
+    )
+    parser.add_argument(
+        "--prefix-cache",
+        choices=("on", "off"),
+        default="on",
+        help="compute prompts of one adapter that begin alike once",
+    )
     parser.add_argument("--threads", type=int, metavar="N")
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
 

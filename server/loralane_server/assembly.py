@@ -146,6 +146,7 @@ def assemble(config: ShardConfig) -> Shard:
         pages=PageTable(pages),
         limits=Limits(config.max_rows, max_len, spec.vocab, config.step_tokens),
         threads=config.threads or os.cpu_count() or 1,
+        prefix_cache=config.prefix_cache == "on",
         adapter_ttl=config.adapter_ttl,
     )
     engine.start()

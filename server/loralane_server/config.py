@@ -40,8 +40,10 @@ class ShardConfig:
     kv_memory: int = 2 << 30
     #: Bytes of adapters kept in host memory.
     host_cache: int = 1 << 30
-    #: Tokens computed in a step at most; a longer prompt takes several.
+    #: Tokens computed in a step at most, streams first; a longer prompt takes several.
     step_tokens: int = 512
+    #: Whether prompts that begin alike are computed once.
+    prefix_cache: Literal["on", "off"] = "on"
     #: Threads of the device; None = one for each core.
     threads: int | None = None
     log_format: Literal["text", "json"] = "text"

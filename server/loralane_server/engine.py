@@ -48,6 +48,7 @@ class Engine(Generic[BatchT]):
         pages: PageTable,
         limits: Limits,
         threads: int,
+        prefix_cache: bool = True,
         adapter_ttl: float = 0.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -63,8 +64,11 @@ class Engine(Generic[BatchT]):
             limits=limits,
             usage=self._usage,
             post=self._inbox.put,
+            prefix_cache=prefix_cache,
         )
         self._residency = self._loop.residency
+        # The turn that this brings about tells it, if no step does before.
+        store.watch_host(lambda: self._inbox.put(_next_turn))
         self._closed = False
         #: Completes when the loop has ended; with an exception if it should not have.
         self.stopped: Future[None] = Future()
@@ -151,6 +155,11 @@ class Engine(Generic[BatchT]):
         """Return after how many unused seconds the adapter expires; 0 = never."""
         return self._usage.ttl(digest)
 
+    @property
+    def preemptions(self) -> int:
+        """How often a row gave its KV pages back for an older one, since the start."""
+        return self._loop.preemptions
+
     def capacity(self) -> "Future[Capacity]":
         """Return what the shard can still take."""
         return self._inbox.ask(self._loop.capacity)
@@ -173,3 +182,7 @@ class Engine(Generic[BatchT]):
 
     def _stop(self) -> None:
         self._closed = True
+
+
+def _next_turn() -> None:
+    """Nothing is asked but that the engine looks around."""

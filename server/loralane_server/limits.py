@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from loralane_server.errors import InvalidRequest, Overloaded
+from loralane_server.pages import pages_for
 from loralane_server.rows import Admission
 
 
@@ -16,11 +17,14 @@ class Limits:
     length: int
     #: Token ids are below this.
     vocab: int
-    #: Tokens that one step computes.
+    #: Tokens that one step computes: streams first, and what is left is the bound on a chunk.
     step_tokens: int
 
-    def check(self, admission: Admission, running: int) -> None:
-        """Raise `InvalidRequest` for what can never run, `Overloaded` for one row too many."""
+    def check(self, admission: Admission, running: int, pages: int) -> None:
+        """Raise `InvalidRequest` for what can never run, `Overloaded` for one row too many.
+
+        running: rows that there are; pages: KV pages of the shard, free or not.
+        """
         total = len(admission.prompt) + admission.max_tokens
         if not admission.prompt or admission.max_tokens < 1:
             raise InvalidRequest("a prompt of at least one token and max_tokens >= 1 are needed")
@@ -31,6 +35,11 @@ class Limits:
             raise InvalidRequest(
                 f"prompt ({len(admission.prompt)}) + max_tokens ({admission.max_tokens}) is "
                 f"{total} tokens, the limit is {self.length}"
+            )
+        if pages_for(total) > pages:
+            raise InvalidRequest(
+                f"prompt and max_tokens are {total} tokens in {pages_for(total)} KV pages, this "
+                f"shard has {pages}; lower max_tokens or start the shard with more --kv-memory"
             )
         if running >= self.rows:
             raise Overloaded(f"all {self.rows} rows are taken")

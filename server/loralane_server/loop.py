@@ -1,8 +1,9 @@
 """The step loop: what the engine's thread does between and in steps.
 
-A turn writes the adapter layers that have arrived, lets the planner decide who computes what, runs
-one step and tells every listener what changed. Then rows whose adapter is still arriving compute as
-far as it has come (see waves.py). Nothing else touches the model or the device.
+A turn writes the adapter layers that have arrived, lets pure functions decide who computes what and
+who gives its KV pages back for that (see preemption.py), runs one step and tells every listener
+what changed. Then rows whose adapter is still arriving compute as far as it has come (see
+waves.py). Nothing else touches the model or the device.
 """
 
 import logging
@@ -18,10 +19,12 @@ from loralane_server.errors import ShardError
 from loralane_server.limits import Limits
 from loralane_server.listeners import Listeners
 from loralane_server.model.decoder import Decoder
-from loralane_server.pages import PageTable, pages_for
-from loralane_server.planner import plan_step
+from loralane_server.pages import PageTable
+from loralane_server.rates import Rates
 from loralane_server.residency import ResidencyManager
-from loralane_server.rows import NO_PAGES, Admission, Capacity, Finish, Row, RowEvent, Sink
+from loralane_server.row_pages import RowPages
+from loralane_server.rows import Admission, Capacity, Finish, Row, RowEvent, Sink
+from loralane_server.schedule import Schedule
 from loralane_server.steps import Part, build_step, in_step_order, read_token
 from loralane_server.usage import UsageBook
 from loralane_server.waves import Progress, Waves
@@ -34,9 +37,10 @@ log = logging.getLogger(__name__)
 
 
 class StepLoop(Generic[BatchT]):
-    """Owns the rows. Touched only by the engine's thread.
+    """Owns what runs. Touched only by the engine's thread.
 
-    `post` brings a call from any thread to the engine's, before the next turn.
+    `post` brings a call from any thread to the engine's, before the next turn; `clock` gives
+    seconds, to measure steps by.
     """
 
     def __init__(
@@ -50,27 +54,36 @@ class StepLoop(Generic[BatchT]):
         limits: Limits,
         usage: UsageBook,
         post: Callable[[Callable[[], None]], None],
+        prefix_cache: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._decoder = decoder
         self._device = device
-        self._pages = pages
+        self._clock = clock
         self._limits = limits
         self.residency = ResidencyManager(
             pool, store, device, usage=usage, post=post, fail=self._fail
         )
         self._waves = Waves(decoder, device, limits.step_tokens)
+        self._schedule = Schedule(
+            RowPages(pages, prefix_cache=prefix_cache), limits.step_tokens, self._waves.drop
+        )
         self._listeners = Listeners()
-        #: In order of arrival.
-        self._rows: list[Row] = []
         #: Ended since the last message.
         self._ended: list[Row] = []
         #: Executions of the model so far; one in parts counts when it ends.
         self._steps = 0
+        self._rates = Rates()
+
+    @property
+    def preemptions(self) -> int:
+        """How often a row gave its KV pages back for an older one."""
+        return self._schedule.preemptions
 
     @property
     def patience(self) -> float | None:
         """Seconds to wait for something new before the next turn; None = as long as it takes."""
-        if self.residency.has_staged or any(row.runnable for row in self._rows):
+        if self.residency.has_staged or any(row.runnable for row in self._schedule.rows):
             return 0.0
         if self._waves.can_advance:
             return GATHER_S if self.residency.loads else 0.0
@@ -80,37 +93,36 @@ class StepLoop(Generic[BatchT]):
         """Write what arrived, run one step, tell what changed; then the waves."""
         arrived = self.residency.has_staged
         self.residency.write_staged()
-        runnable = [row for row in self._rows if row.runnable]
-        counts = plan_step([row.pending for row in runnable], self._limits.step_tokens)
-        parts = [(row, n) for row, n in zip(runnable, counts, strict=True) if n]
+        parts, held = self._schedule.next_turn()
         if parts:
             self._step(in_step_order(parts))
         self._publish()
+        if not held:
+            self._form_waves()
         if parts:
             self._advance_waves(sum(n == 1 for _, n in parts))
         elif not (arrived and self.residency.loads):
             self._advance_waves(None)
 
     def admit(self, admission: Admission, sink: Sink) -> None:
-        """Start a row, or refuse it."""
-        row = Row(admission, sink, NO_PAGES, list(admission.prompt), arrived=time.perf_counter())
+        """Let a row in, or refuse it. It begins when there are pages for it."""
+        self._listeners.count(sink)
+        row = Row(admission, sink, list(admission.prompt), arrived=time.perf_counter())
         try:
-            self._limits.check(admission, running=len(self._rows))
-            row.pages = self._pages.take(pages_for(len(row.tokens) + admission.max_tokens))
+            self._limits.check(admission, len(self._schedule.rows), self._schedule.pages.total)
             if admission.digest:
                 self.residency.attach(row)
             else:
                 row.ready = True
         except ShardError as error:
-            self._pages.give_back(row.pages)
             _add_error(row, error)
             self._ended.append(row)
             return
-        self._rows.append(row)
+        self._schedule.add(row)
 
     def cancel(self, request_id: int, sink: Sink) -> None:
         """End a row of `sink` if it still runs."""
-        for row in self._rows:
+        for row in self._schedule.rows:
             if row.sink == sink and row.admission.request_id == request_id:
                 row.events.append(RowEvent(request_id, finish=Finish.CANCELLED))
                 self._end(row)
@@ -122,21 +134,25 @@ class StepLoop(Generic[BatchT]):
 
     def drop_sink(self, sink: Sink) -> None:
         """Tell `sink` nothing more and end its rows."""
-        for row in [row for row in self._rows if row.sink == sink]:
+        for row in [row for row in self._schedule.rows if row.sink == sink]:
             self._end(row)
         self._listeners.remove(sink)
 
     def capacity(self) -> Capacity:
         """Return what the shard can still take."""
-        pool = self.residency.pool
+        pool, schedule, pages = self.residency.pool, self._schedule, self._schedule.pages
         return Capacity(
             rows_total=self._limits.rows,
-            rows_free=self._limits.rows - len(self._rows),
-            pages_total=self._pages.total,
-            pages_free=self._pages.free,
+            rows_free=self._limits.rows - len(schedule.rows),
+            pages_total=pages.total,
+            pages_free=schedule.pages_free,
             lanes_total=pool.lanes_total,
             lanes_free=pool.lanes_free,
             lanes_in_use=pool.lanes_in_use,
+            pages_cached=pages.cached,
+            pending_tokens=schedule.pending_tokens,
+            step_ms=self._rates.step_ms,
+            token_ms=self._rates.token_ms,
         )
 
     def progress(self) -> list[Progress]:
@@ -145,22 +161,32 @@ class StepLoop(Generic[BatchT]):
 
     def check(self) -> None:
         """Assert that pages, lanes and waves belong to rows and adapters, each to one."""
-        self._pages.check()
+        self._schedule.check()
         self.residency.check()
-        self._waves.check(self._rows)
-        owned = sum(len(row.pages) for row in self._rows)
-        assert owned + self._pages.free == self._pages.total
+        self._waves.check(self._schedule.rows)
+        self._listeners.check()
         users = sum(t.users for t in self.residency.pool.tenants())
-        assert users == sum(1 for row in self._rows if row.admission.digest)
+        assert users == sum(1 for row in self._schedule.rows if row.admission.digest)
 
     def _step(self, parts: Sequence[Part]) -> None:
+        self._schedule.cover(parts)
+        began = self._clock()
         output = self._attempt(parts, partial(self._compute, parts))
         if output is not None:
+            prompt_tokens = sum(n for _, n in parts if n > 1)
+            self._rates = self._rates.after(prompt_tokens, self._clock() - began)
             self._accept(parts, output)
+
+    def _form_waves(self) -> None:
+        """Begin waves for loads that can carry one, with the rows for which there is room."""
+        for load in self._waves.due(self.residency.loads):
+            parts = self._waves.parts(self._schedule.beginners(load.rows))
+            self._schedule.cover(parts)
+            if parts:
+                self._waves.form(load, parts)
 
     def _advance_waves(self, streams: int | None) -> None:
         """Run what may be run of the waves beside a step of so many decoding rows, or of none."""
-        self._waves.form(self.residency.loads)
         for wave, count in self._waves.plan(streams):
             output = self._attempt(wave.parts, partial(self._waves.run, wave, count))
             if output is not None:
@@ -188,8 +214,7 @@ class StepLoop(Generic[BatchT]):
         """Count a step that was run, and give its rows what it sampled."""
         self._steps += 1
         sampled = [row for row, n in parts if n == row.pending]
-        for row, n in parts:
-            row.computed += n
+        self._schedule.advance(parts)
         for i, row in enumerate(sampled):
             finish = row.accept(read_token(output, i, row.admission.logprobs))
             if finish is not None:
@@ -202,17 +227,14 @@ class StepLoop(Generic[BatchT]):
 
     def _end(self, row: Row) -> None:
         """Free all that a row owns; its last events are still to be told."""
-        self._rows.remove(row)
+        self._schedule.remove(row)
         self._ended.append(row)
-        if row.in_wave:  # it would write to pages that are another row's by then
-            self._waves.drop(row.admission.digest)
-        self._pages.give_back(row.pages)
         if row.admission.digest:
             self.residency.detach(row)
 
     def _publish(self) -> None:
         """Tell every listener what changed since the last time."""
-        rows = [*self._ended, *self._rows]
+        rows = [*self._ended, *self._schedule.rows]
         changes = self.residency.take_changes()
         self._listeners.tell(self._steps, rows, changes, self.capacity())
         self._ended.clear()

@@ -83,8 +83,8 @@ class ResidencyManager:
         self._loads: dict[str, Load] = {}
         #: In order of arrival.
         self._staged: deque[Staged] = deque()
-        #: Changes not yet reported.
-        self._changes: list[Residency] = []
+        #: Who entered or left the pool, not yet reported; in order.
+        self._moved: dict[str, None] = {}
 
     @property
     def has_staged(self) -> bool:
@@ -174,10 +174,21 @@ class ResidencyManager:
                 written += staged.layer.nbytes
 
     def take_changes(self) -> tuple[Residency, ...]:
-        """Return the changes since the last call."""
-        changes = tuple(self._changes)
-        self._changes.clear()
-        return changes
+        """Return where each adapter is that moved since the last call, in the pool or beside it.
+
+        One that is in the pool is not elsewhere, whatever becomes of its host copy; of one on its
+        way there nothing is said until it has arrived or failed.
+        """
+        changes: list[Residency] = []
+        for digest in self._moved | dict.fromkeys(self._store.take_host_moves()):
+            tenant = self.pool.get(digest)
+            if tenant is None:
+                on_host = self._store.is_on_host(digest)
+                changes.append(Residency(digest, "host" if on_host else "disk"))
+            elif tenant.resident and digest in self._moved:
+                changes.append(Residency(digest, "device", tenant.lanes))
+        self._moved.clear()
+        return tuple(changes)
 
     def check(self) -> None:
         """Assert that who waits for a load waits for one in flight."""
@@ -193,7 +204,7 @@ class ResidencyManager:
         lanes = self.pool.evict(digest)
         if tenant is not None:
             self._forget_lanes(tenant.pages)
-            self._changes.append(Residency(digest, resident=False, lanes=0))
+            self._moved[digest] = None
         return lanes
 
     def _ensure(self, digest: str) -> None:
@@ -203,7 +214,7 @@ class ResidencyManager:
         summary = self._store.summary(digest)
         for victim in self.pool.reserve(digest, summary.rank):
             self._forget_lanes(victim.pages)
-            self._changes.append(Residency(victim.digest, resident=False, lanes=0))
+            self._moved[victim.digest] = None
         load = Load(digest, time.perf_counter())
         self._loads[digest] = load
 
@@ -246,6 +257,7 @@ class ResidencyManager:
         del self._loads[load.digest]
         self._forget_lanes(self._tenant(load.digest).pages)
         self.pool.abandon(load.digest)
+        self._moved[load.digest] = None
 
     def _finish(self, load: Load) -> None:
         """All layers are written: the adapter is resident and its rows may run."""
@@ -254,8 +266,7 @@ class ResidencyManager:
         load.complete = True
         now = time.perf_counter()
         self._usage.loaded(load.digest, (now - load.started) * 1e3, load.times)
-        lanes = self._tenant(load.digest).lanes
-        self._changes.append(Residency(load.digest, resident=True, lanes=lanes))
+        self._moved[load.digest] = None
         for row in load.rows:
             row.cold_ms = (now - row.arrived) * 1e3
             row.ready = True

@@ -3,13 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 import numpy as np
 
 from loralane_server.device.seam import Int32, Sampling, Span
 from loralane_server.errors import ShardError
+from loralane_server.prefix_cache import Chain
 
-#: What a row owns before it is admitted.
+#: Where an adapter's tensors are, as far as the engine knows: in the pool, in the host cache, in
+#: files.
+Tier = Literal["device", "host", "disk"]
+
+#: What a row owns that has not begun.
 NO_PAGES: Int32 = np.empty(0, dtype=np.int32)
 
 
@@ -56,28 +62,39 @@ class RowEvent:
     error: ShardError | None = None
     #: How long the row waited for its adapter; on its first event only.
     cold_ms: float = 0.0
+    #: Tokens of the prompt that were found computed; on its first event only.
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the shard can still take."""
+    """What the shard can still take, and how soon: this is left out when two are compared."""
 
     rows_total: int
     rows_free: int
     pages_total: int
+    #: Those that no row owns, less those that the rows' tokens so far will take.
     pages_free: int
     lanes_total: int
     lanes_free: int
     lanes_in_use: int
+    #: Of the pages that no row owns, those that the prefix cache keeps until they are wanted.
+    pages_cached: int = field(default=0, compare=False)
+    #: Of all rows, still to be computed before each can be sampled.
+    pending_tokens: int = field(default=0, compare=False)
+    #: As `Rates`.
+    step_ms: float = field(default=0.0, compare=False)
+    token_ms: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """An adapter entered the pool or left it."""
+    """Where an adapter is, which was elsewhere before."""
 
     digest: str
-    resident: bool
-    lanes: int
+    tier: Tier
+    #: 0 unless it is resident.
+    lanes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +105,8 @@ class StepEvent:
     rows: tuple[RowEvent, ...]
     residency: tuple[Residency, ...]
     capacity: Capacity
+    #: Admissions of this listener so far; the capacity counts them all.
+    admitted: int = 0
 
 
 #: Takes events on the engine's thread; must not block.
@@ -100,14 +119,20 @@ class Row:
 
     admission: Admission
     sink: Sink
-    #: Pages for prompt and answer, taken at admission.
-    pages: Int32
     #: Prompt and generated tokens.
     tokens: list[int]
+    #: Pages of the tokens that are computed, and of those that the step under way computes.
+    pages: Int32 = field(default_factory=lambda: NO_PAGES)
+    #: Names its pages for the prefix cache.
+    chain: Chain = field(init=False)
     #: Lane pages of its adapter; they may be read as far as the adapter's layers are written.
     lane_pages: tuple[int, ...] = ()
     #: How many of `tokens` have their keys and values in the pages.
     computed: int = 0
+    #: Whether it was given pages of its own, and not stopped since.
+    begun: bool = False
+    #: Tokens that it found computed when it began first; None = it never began.
+    cached: int | None = None
     #: Whether its adapter (if any) is resident.
     ready: bool = False
     #: Whether a wave computes its first tokens: no other step may.
@@ -116,6 +141,9 @@ class Row:
     cold_ms: float = 0.0
     #: Not yet reported.
     events: list[RowEvent] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.chain = Chain(self.admission.digest)
 
     @property
     def runnable(self) -> bool:
@@ -138,13 +166,15 @@ class Row:
 
     def accept(self, token: OutToken) -> Finish | None:
         """Add a sampled token; return why the row ends with it, or None."""
-        first = self.generated == 0
+        cold, cached = (0.0, 0) if self.generated else (self.cold_ms, self.cached or 0)
         self.tokens.append(token.id)
         finish = None
         if token.id in self.admission.stop_token_ids:
             finish = Finish.STOP_TOKEN
         elif self.generated >= self.admission.max_tokens:
             finish = Finish.LENGTH
-        cold = self.cold_ms if first else 0.0
-        self.events.append(RowEvent(self.admission.request_id, (token,), finish, cold_ms=cold))
+        event = RowEvent(
+            self.admission.request_id, (token,), finish, cold_ms=cold, cached_tokens=cached
+        )
+        self.events.append(event)
         return finish

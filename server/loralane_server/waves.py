@@ -1,15 +1,16 @@
 """Steps that begin before their adapter is resident, and run as far as its layers have arrived.
 
-A wave is the first step of the rows that wait for one load: the first chunk of their prompts, laid
-out as a step of its own. Its layer k needs the lanes of layer k and of no later one, so it is run
-in parts, between the steps of other rows: whatever is written may be computed. At its end its rows
-are sampled and are rows like any other. Rows that come later wait for the load's end.
+A wave is the first step of the rows that wait for one load: the first chunk of their prompts behind
+what the prefix cache had, laid out as a step of its own. Its layer k needs the lanes of layer k and
+of no later one, so it is run in parts, between the steps of other rows: whatever is written may be
+computed. At its end its rows are sampled and are rows like any other. Rows that come later wait for
+the load's end.
 
-A wave writes to KV pages of all its rows. When one of them ends, the whole wave is dropped before
-the pages are given back; what remains of its rows begins anew.
+A wave writes to KV pages of all its rows. When one of them ends or is stopped, the whole wave is
+dropped before the pages are given back; what remains of its rows begins anew.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -66,11 +67,25 @@ class Waves(Generic[BatchT]):
         """Whether any could run a layer now."""
         return any(wave.ready for wave in self._waves.values())
 
-    def form(self, loads: Iterable[Load]) -> None:
-        """Begin a wave for each load that has a first layer, rows, and no wave yet."""
-        for load in loads:
-            if load.written > 0 and load.rows and load.digest not in self._waves:
-                self._waves[load.digest] = self._wave(load)
+    def due(self, loads: Iterable[Load]) -> list[Load]:
+        """Return the loads that have a first layer, rows, and no wave yet."""
+        return [
+            load
+            for load in loads
+            if load.written > 0 and load.rows and load.digest not in self._waves
+        ]
+
+    def parts(self, rows: Sequence[Row]) -> list[Part]:
+        """Return how many tokens of its rows a wave computes, as a step takes them."""
+        budget = wave_tokens(self._decoder.layers, self._step_tokens)
+        counts = plan_step([row.pending for row in rows], budget)
+        return in_step_order([(row, n) for row, n in zip(rows, counts, strict=True) if n])
+
+    def form(self, load: Load, parts: list[Part]) -> None:
+        """Begin a wave with some of a load's rows, which own the pages for what it computes."""
+        for row, _ in parts:
+            row.in_wave = True
+        self._waves[load.digest] = Wave(load, parts, build_step(parts))
 
     def plan(self, streams: int | None) -> list[tuple[Wave, int]]:
         """Return which waves run how many layers now; see `plan_waves`."""
@@ -93,10 +108,12 @@ class Waves(Generic[BatchT]):
             return None
         return self._device.sample(self._decoder.finish(wave.flow, batch), batch)
 
-    def drop(self, digest: str) -> None:
-        """End a wave where it is; its rows are waiting rows, or ordinary ones, again."""
-        for row, _ in self._waves.pop(digest).parts:
+    def drop(self, digest: str) -> list[Row]:
+        """End a wave where it is; its rows, which are waiting or ordinary ones again."""
+        rows = [row for row, _ in self._waves.pop(digest).parts]
+        for row in rows:
             row.in_wave = False
+        return rows
 
     def progress(self, loads: Iterable[Load]) -> list[Progress]:
         """Return how far the loads in flight, and the waves that outlast theirs, have come."""
@@ -113,15 +130,11 @@ class Waves(Generic[BatchT]):
             assert wave.parts
             assert wave.ready >= 0
             assert all(row.admission.digest == digest for row, _ in wave.parts)
-            assert all(0 < n <= row.pending and not row.computed for row, n in wave.parts)
-
-    def _wave(self, load: Load) -> Wave:
-        budget = wave_tokens(self._decoder.layers, self._step_tokens)
-        counts = plan_step([row.pending for row in load.rows], budget)
-        parts = in_step_order([(row, n) for row, n in zip(load.rows, counts, strict=True) if n])
-        for row, _ in parts:
-            row.in_wave = True
-        return Wave(load, parts, build_step(parts))
+            for (row, n), span in zip(wave.parts, wave.step.spans, strict=True):
+                assert 0 < n <= row.pending
+                assert row.begun
+                assert span.start == row.computed
+                assert span.pages is row.pages
 
     def _progress(self, load: Load) -> Progress:
         wave = self._waves.get(load.digest)

@@ -17,6 +17,7 @@ _FINISH = {
     Finish.CANCELLED: pb.FINISH_REASON_CANCELLED,
     Finish.ERROR: pb.FINISH_REASON_ERROR,
 }
+_TIER = {"device": pb.TIER_DEVICE, "host": pb.TIER_HOST, "disk": pb.TIER_DISK}
 #: As many alternatives as the wire allows a token.
 MAX_TOP_LOGPROBS = 20
 
@@ -54,6 +55,7 @@ def write_step(event: StepEvent) -> pb.StepReply:
         rows=[_write_row(row) for row in event.rows],
         residency=[_write_residency(change) for change in event.residency],
         capacity=write_capacity(event.capacity),
+        admitted=event.admitted,
     )
 
 
@@ -68,6 +70,10 @@ def write_capacity(capacity: Capacity) -> pb.Capacity:
         lanes_total=capacity.lanes_total,
         lanes_free=capacity.lanes_free,
         lanes_in_use=capacity.lanes_in_use,
+        pages_cached=capacity.pages_cached,
+        pending_tokens=capacity.pending_tokens,
+        step_ms=capacity.step_ms,
+        token_ms=capacity.token_ms,
     )
 
 
@@ -110,9 +116,9 @@ def _write_row(row: RowEvent) -> pb.Row:
         finish_reason=_FINISH[row.finish],
         error=None if row.error is None else row.error.to_proto(),
         cold_ms=row.cold_ms,
+        cached_tokens=row.cached_tokens,
     )
 
 
 def _write_residency(change: Residency) -> pb.Residency:
-    tier = pb.TIER_DEVICE if change.resident else pb.TIER_HOST
-    return pb.Residency(digest=change.digest, tier=tier, lanes=change.lanes)
+    return pb.Residency(digest=change.digest, tier=_TIER[change.tier], lanes=change.lanes)

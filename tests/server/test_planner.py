@@ -20,6 +20,7 @@ def test_a_long_prompt_takes_several_steps() -> None:
 
 def test_a_prompt_advances_even_when_streams_fill_the_budget() -> None:
     assert plan_step([7], budget=0) == [1]
+    assert plan_step([1, 7, 9, 1], budget=2) == [1, 1, 0, 1]
 
 
 @given(st.lists(st.integers(1, 500), max_size=40), st.integers(1, 600))
@@ -28,8 +29,10 @@ def test_never_more_than_pending_nor_than_the_budget(pending: list[int], budget:
 
     singles = pending.count(1)
     assert all(0 <= n <= p for n, p in zip(plan, pending, strict=True))
-    assert sum(plan) <= max(budget, singles, 1)
-    assert not pending or any(plan)
+    assert sum(plan) <= max(budget, singles + 1)
+    assert all(n for n, p in zip(plan, pending, strict=True) if p == 1)
+    oldest_prompt = next((n for n, p in zip(plan, pending, strict=True) if p > 1), 1)
+    assert oldest_prompt > 0
 
 
 def test_a_wave_alone_runs_all_that_has_arrived() -> None:

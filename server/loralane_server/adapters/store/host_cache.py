@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 from loralane_server.adapters.reading.reader import LayerTensors
@@ -12,10 +13,18 @@ class HostCache:
 
     A layer that does not fit beside the pinned adapters and its own is not kept: the cache is an
     optimisation, never a promise.
+
+    `moved` hears of each digest how many layers were held and how many are, whenever that changes,
+    with the lock held: it must not wait, nor call back.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int,
+        moved: Callable[[str, int, int], None] = lambda digest, before, after: None,
+    ) -> None:
         self._capacity = capacity_bytes
+        self._moved = moved
         self._lock = threading.Lock()
         #: Guarded by the lock; least recently used first. No group is empty.
         self._groups: OrderedDict[str, dict[int, LayerTensors]] = OrderedDict()
@@ -90,6 +99,8 @@ class HostCache:
             self._groups.move_to_end(digest)
             self._sizes[digest] = self._sizes.get(digest, 0) + growth
             self._bytes += growth
+            if replaced is None:
+                self._moved(digest, len(group) - 1, len(group))
             return True
 
     def drop(self, digest: str) -> int:
@@ -126,7 +137,9 @@ class HostCache:
         return sum(self._sizes.get(digest, 0) for digest in digests)
 
     def _drop(self, digest: str) -> int:
-        self._groups.pop(digest, None)
+        group = self._groups.pop(digest, None)
         freed = self._sizes.pop(digest, 0)
         self._bytes -= freed
+        if group is not None:
+            self._moved(digest, len(group), 0)
         return freed

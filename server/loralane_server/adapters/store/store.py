@@ -37,6 +37,7 @@ from loralane_server.adapters.store.entries import (
     is_on_disk,
 )
 from loralane_server.adapters.store.host_cache import HostCache
+from loralane_server.adapters.store.host_moves import HostMoves
 from loralane_server.adapters.store.indexes import Indexes
 from loralane_server.adapters.store.loads import Loads
 from loralane_server.adapters.store.resolver import Resolver, Validation
@@ -80,7 +81,8 @@ class AdapterStore:
         self._reads = Reads()
         #: What a load reads, in order.
         self._layers = (ENDS, *range(base.layers))
-        self._cache = HostCache(host_cache_bytes)
+        self._host_moves = HostMoves(len(self._layers))
+        self._cache = HostCache(host_cache_bytes, self._host_moves.note)
         self._reader = Reader(dtype, self._reads, base_weights)
         self._indexes = Indexes(base, max_rank, self._reads)
         self._workers = Workers()
@@ -97,7 +99,7 @@ class AdapterStore:
             self._reader,
             base_name=base_name,
             layers=self._layers,
-            is_on_host=self._is_on_host,
+            is_on_host=self.is_on_host,
         )
         self._merger = Merger(self._reader, self._catalogue, self._workers, self.files_of, max_rank)
         #: Held from a load's end until memory for the next is made ready.
@@ -183,7 +185,7 @@ class AdapterStore:
         cache cannot hold it, or many are read ahead already.
         """
         entry = self._catalogue.find(digest)
-        if entry is None or not self._catalogue.is_listed(digest) or self._is_on_host(digest):
+        if entry is None or not self._catalogue.is_listed(digest) or self.is_on_host(digest):
             return
         if self._cache.could_hold(digest, entry.summary.bytes):
             self._loads.ahead(digest, partial(self._opened, entry))
@@ -222,6 +224,18 @@ class AdapterStore:
         """
         return self._tier(self._catalogue.get(digest))
 
+    def is_on_host(self, digest: str) -> bool:
+        """Whether all of an adapter is in the host cache."""
+        return self._cache.layers_of(digest) == len(self._layers)
+
+    def watch_host(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called when adapters enter or leave the host cache; see `HostMoves`."""
+        self._host_moves.watch(wake)
+
+    def take_host_moves(self) -> tuple[str, ...]:
+        """Return the digests that entered or left the host cache since the last call."""
+        return self._host_moves.take()
+
     def close(self) -> None:
         """Stop taking work; loads that were begun end by themselves."""
         self._workers.close()
@@ -248,7 +262,7 @@ class AdapterStore:
         return self._catalogue.page(limit, after)
 
     def _for_load(self, entry: Entry) -> Executor:
-        if self._is_on_host(entry.summary.digest):
+        if self.is_on_host(entry.summary.digest):
             return self._workers.memory
         return self._workers.downloads if self._tier(entry) == "remote" else self._workers.disk
 
@@ -270,14 +284,11 @@ class AdapterStore:
         self._reader.prepare()
 
     def _tier(self, entry: Entry) -> Tier:
-        if self._is_on_host(entry.summary.digest):
+        if self.is_on_host(entry.summary.digest):
             return "host"
         if isinstance(entry.origin, FromFiles):
             return "disk" if is_on_disk(entry) else "remote"
         return min(map(self.tier, entry.origin.members), key=_SLOWEST_FIRST.index)
-
-    def _is_on_host(self, digest: str) -> bool:
-        return self._cache.layers_of(digest) == len(self._layers)
 
     def _is_held(self, digest: str) -> bool:
         return self._cache.is_held(digest) or self._loads.is_reading(digest)
