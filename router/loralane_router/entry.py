@@ -8,8 +8,9 @@ from typing import Final
 from loralane_proto import shard_pb2 as pb
 
 from loralane_router.admission import Ask
+from loralane_router.deadlines import AdapterWait
 from loralane_router.errors import RequestError
-from loralane_router.facts import AdapterFacts
+from loralane_router.facts import BASE, AdapterFacts
 from loralane_router.generation import Generation
 from loralane_router.metrics import Metrics
 from loralane_router.requests import Merge
@@ -38,6 +39,10 @@ class Entry:
     token: str | None = field(default=None, repr=False)
     #: Asks its shard once more what that means; None where that was done, and for the base.
     resolve_again: Callable[[], Awaitable[AdapterFacts]] | None = field(default=None, repr=False)
+    #: How long it waits for its adapter; None = as long as it takes, and for the base.
+    wait: AdapterWait | None = None
+    #: Its row is given up, and when that has ended the base is asked.
+    falls_back: bool = False
     refusals: int = 0
     #: What this shard made; the admission, which says how to go on elsewhere, lacks it.
     made: "array[int]" = field(default_factory=lambda: array("I"), repr=False)
@@ -95,6 +100,14 @@ class Entry:
         self.admission.digest = facts.digest
         self.generation.adapter_digest = facts.digest
 
+    def fall_back(self) -> None:
+        """Ask the base from now on, from the start of the prompt. Nothing was generated yet."""
+        assert not self.last_tokens
+        self.readdress(BASE, self.ask.pages)
+        self.asked, self.token, self.resolve_again, self.wait = "", None, None, None
+        self.falls_back = False
+        self.generation.fall_back()
+
     def leave_shard(self, *, ran: bool) -> None:
         """Ask for what is missing, its shard being gone: the tokens that came are prompt now.
 
@@ -102,6 +115,8 @@ class Entry:
         have made. One token at least is missing: the message with a row's last token ends the row.
         Raises RequestError (500) if that is not so, or if too many shards were lost by it.
         """
+        if self.falls_back:
+            self.fall_back()
         if ran:
             self.losses = 0 if len(self.made) >= _PROGRESS_TOKENS else self.losses + 1
         if self.losses >= MOST_LOSSES:
