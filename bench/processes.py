@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -57,8 +57,3 @@ async def sampling(every_s: float) -> AsyncIterator[Samples]:
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
-
-
-def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
-    """Return the processor time that processes have used so far."""
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
