@@ -167,7 +167,8 @@ async def _serve(config: ShardConfig) -> int:
         await _until_told_to_stop(shard)
     finally:
         expiring.cancel()
-        await server.stop(_GRACE_SECONDS)
+        # Without an engine no row gets on: routers may give them to other shards at once.
+        await server.stop(0 if shard.engine.stopped.done() else _GRACE_SECONDS)
         await asyncio.to_thread(shard.engine.close)
         shard.store.close()
     return 0
