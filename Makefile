@@ -6,7 +6,8 @@ CLIENTS := .venv-clients
 PROTO := .venv-proto
 PIP := -m pip --disable-pip-version-check install --progress-bar on
 
-.PHONY: setup demo serve test cases fuzz soak check proto bench bench-cold bench-storm clean
+.PHONY: setup demo serve test cases fuzz soak check proto bench bench-cold bench-storm bench-flood bench-rotation bench-overload \
+	bench-long-prompt bench-failover clean
 
 setup: $(VENV)/.runtime
 
@@ -51,6 +52,22 @@ bench-cold: $(VENV)/.dev
 
 bench-storm: $(VENV)/.dev
 	$(BIN)/python -m bench.storm
+
+# What is promised under load; each says what holds, and ends with 1 if anything does not.
+bench-flood: $(VENV)/.dev
+	$(BIN)/python -m bench.flood $(FLOOD)
+
+bench-rotation: $(VENV)/.dev
+	$(BIN)/python -m bench.rotation
+
+bench-overload: $(VENV)/.dev
+	$(BIN)/python -m bench.overload --minutes $(or $(MINUTES),5)
+
+bench-long-prompt: $(VENV)/.dev
+	$(BIN)/python -m bench.long_prompt
+
+bench-failover: $(VENV)/.dev
+	$(BIN)/python -m bench.failover
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(PROTO)
