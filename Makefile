@@ -6,8 +6,8 @@ CLIENTS := .venv-clients
 PROTO := .venv-proto
 PIP := -m pip --disable-pip-version-check install --progress-bar on
 
-.PHONY: setup demo serve test cases fuzz soak check proto bench bench-cold bench-storm bench-flood bench-rotation bench-overload \
-	bench-long-prompt bench-failover clean
+.PHONY: setup demo serve test cases fuzz soak check proto bench bench-cold bench-storm \
+	bench-flood bench-rotation bench-overload bench-long-prompt bench-failover clean
 
 setup: $(VENV)/.runtime
 
@@ -55,7 +55,7 @@ bench-storm: $(VENV)/.dev
 
 # What is promised under load; each says what holds, and ends with 1 if anything does not.
 bench-flood: $(VENV)/.dev
-	$(BIN)/python -m bench.flood $(FLOOD)
+	$(BIN)/python -m bench.flood
 
 bench-rotation: $(VENV)/.dev
 	$(BIN)/python -m bench.rotation
