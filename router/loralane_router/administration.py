@@ -1,4 +1,7 @@
-"""What operators do with adapters: list, load, validate, unload, pin."""
+"""What operators do with adapters: list, load, validate, unload, pin; on all shards that matter."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 
 from loralane_proto import shard_pb2 as pb
 
@@ -6,78 +9,141 @@ from loralane_router.errors import RequestError
 from loralane_router.facts import AdapterEntry, AdapterFacts, Page, facts_of
 from loralane_router.fleet import Fleet
 from loralane_router.link import Link
-from loralane_router.registry import not_found
+from loralane_router.listing import Listing, merged
+from loralane_router.registry import Registry, not_found
 
 
 class Administration:
-    """The adapters of one router's shards. Every method raises RequestError."""
+    """The adapters of one router's shards. Its coroutines raise RequestError."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._listing = Listing(fleet.names)
 
     def page(self, limit: int, after: str) -> Page:
         """Return adapters as last seen, without asking a shard."""
-        return self._fleet.links[0].registry.page(limit, after)
+        return self._listing.page(self._registries(), limit, after)
 
     def entry(self, name: str) -> AdapterEntry | None:
         """Return what a name was last seen to mean."""
-        return self._fleet.links[0].registry.entry(name)
+        return self._listing.entry(self._registries(), name)
 
     async def listed(self, limit: int, after: str) -> Page:
-        """Return a page of adapters as the shard describes them now."""
-        link = self._fleet.choose()
-        page = await link.registry.listed(link.shard, limit, after)
-        link.note_pins(entry.facts for entry in page.entries)
+        """Return a page of adapters as the shards describe them now."""
+        asked = _digests(self.page(limit, after).entries)
+        links = self._fleet.connected()
+        await _on_all(link.registry.freshen(link.shard, asked) for link in links)
+        page = self.page(limit, after)
+        for link in links:
+            known = (link.registry.known(digest) for digest in _digests(page.entries))
+            link.dispatcher.note_pins([facts for facts in known if facts is not None])
         return page
 
     async def load(
         self, name: str, reference: str, token: str | None, ttl_s: float | None
     ) -> AdapterEntry:
-        """Give `reference` a name and make it resident."""
-        link = self._fleet.choose()
+        """Give `reference` a name and make it resident on one shard."""
+        names = self._fleet.names
+        names.check_alias(name)
+        link = self._fleet.choose(reference)
         shard = link.shard
-        link.registry.check_alias(name)
         facts = await link.resolve_and(reference, token, lambda digest: shard.load(digest, ttl_s))
-        link.registry.add_alias(name, reference, facts)
-        return _entry(link, name, facts)
+        if name != reference:
+            names.add(name, reference)
+            link.registry.called(name, facts)
+        return self._entry(name, facts)
 
     async def validate(
         self, reference: str, token: str | None, tensors: bool
     ) -> tuple[AdapterFacts, tuple[str, ...]]:
         """Return what an adapter is, and oddities that change nothing; remember nothing."""
-        link = self._fleet.choose()
-        sent = link.registry.sent(reference)
-        reply = await link.shard.validate(sent, token, tensors)
+        shard = self._fleet.choose(reference).shard
+        reply = await shard.validate(self._fleet.names.sent(reference), token, tensors)
         if reply.HasField("error"):
             raise RequestError.from_proto(reply.error)
         return facts_of(reply.adapter), tuple(reply.notes)
 
     async def unload(self, name: str) -> tuple[int, int]:
-        """Forget an adapter; return (freed host bytes, freed lanes)."""
-        link = self._fleet.choose()
-        facts = await link.registry.search(link.shard, name)
-        if facts is None:
+        """Make every shard forget an adapter; return (freed host bytes, freed lanes)."""
+        found = await self._found(name)
+        if not found:
             raise not_found(name)
-        if link.dispatcher.needs(facts.digest):
+        if any(link.dispatcher.needs(facts.digest) for link, facts in found):
             raise RequestError(
                 pb.ERROR_KIND_IN_USE,
                 f"requests wait for adapter {name!r} or use it; unload it when they have ended",
             )
-        return await link.unload(facts)
+        host_bytes = lanes = 0
+        for link, facts in found:
+            unloaded = await link.unload(facts)
+            self._fleet.names.forget(unloaded.names)
+            host_bytes += unloaded.host_bytes
+            lanes += unloaded.lanes
+        return host_bytes, lanes
 
     async def pin(self, name: str, pinned: bool) -> AdapterEntry:
-        """Protect an adapter from eviction, or no longer."""
-        link = self._fleet.choose()
+        """Protect an adapter from eviction, or no longer.
+
+        Where it is resident (or pinned, to undo that); if nowhere, on one shard that is chosen.
+        """
+        found = await self._found(name)
+        there = [(link, facts) for link, facts in found if _has_lanes(facts) or facts.pinned]
+        if there or len(found) == 1:
+            done = [await _pinned(link, facts, pinned) for link, facts in there or found]
+            return self._entry(name, merged(done))
+        link = self._fleet.choose(name)
         shard = link.shard
-        facts = await link.registry.search(shard, name)
-        if facts is not None:
-            facts = link.updated(await shard.pin(facts.digest, pinned))
-        else:
-            facts = await link.resolve_and(name, None, lambda digest: shard.pin(digest, pinned))
-        return _entry(link, name, facts)
+        facts = await link.resolve_and(name, None, lambda digest: shard.pin(digest, pinned))
+        return self._entry(name, facts)
+
+    async def _found(self, name: str) -> list[tuple[Link, AdapterFacts]]:
+        """Return the shards that know an adapter, by any name that leads to it on one of them."""
+        links = self._fleet.connected()
+        await _on_all(link.registry.search(link.shard, name) for link in links)
+        entry = self._listing.entry({link.address: link.registry for link in links}, name)
+        if entry is None:
+            return []
+        if len(links) == 1:
+            return [(links[0], entry.facts)] if entry.facts.digest else []
+        at = {place.shard: place.facts for place in entry.shards}
+        return [(link, at[link.address]) for link in links if link.address in at]
+
+    def _entry(self, name: str, facts: AdapterFacts) -> AdapterEntry:
+        """Return an adapter as the one sees it who has just named it."""
+        known = self.entry(name)
+        if known is None:
+            return AdapterEntry(name, facts.reference, facts)
+        if known.shards:
+            return known
+        return AdapterEntry(name, known.reference, facts)
+
+    def _registries(self) -> Mapping[str, Registry]:
+        """Return what is known of the connected shards; if there is none, what was last known."""
+        links = self._fleet.ready_links or self._fleet.links
+        return {link.address: link.registry for link in links}
 
 
-def _entry(link: Link, name: str, facts: AdapterFacts) -> AdapterEntry:
-    """Return an adapter as the one sees it who has just named it."""
-    known = link.registry.entry(name)
-    return AdapterEntry(name, facts.reference if known is None else known.reference, facts)
+def _has_lanes(facts: AdapterFacts) -> bool:
+    return facts.tier == "device"
+
+
+async def _pinned(link: Link, facts: AdapterFacts, pinned: bool) -> AdapterFacts:
+    return link.updated(await link.shard.pin(facts.digest, pinned))
+
+
+def _digests(entries: Iterable[AdapterEntry]) -> set[str]:
+    return {facts.digest for entry in entries for facts in _everywhere(entry)} - {""}
+
+
+def _everywhere(entry: AdapterEntry) -> Iterator[AdapterFacts]:
+    yield entry.facts
+    yield from (place.facts for place in entry.shards)
+
+
+async def _on_all(calls: Iterable[Coroutine[object, object, object]]) -> None:
+    """Make a call on every shard; raises RequestError if none of them succeeds."""
+    done = await asyncio.gather(*calls, return_exceptions=True)
+    failed = [result for result in done if isinstance(result, BaseException)]
+    for error in failed:
+        if len(failed) == len(done) or not isinstance(error, RequestError):
+            raise error

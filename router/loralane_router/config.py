@@ -6,11 +6,15 @@ from typing import Final, Literal
 _PORTS: Final = range(65536)
 
 
+_DNS: Final = "dns:"
+
+
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """How one router process runs. Raises ValueError for settings that cannot work."""
 
-    #: `HOST:PORT` of the shards behind this router; exactly one for now.
+    #: `HOST:PORT`, `unix:PATH`, or `dns:NAME:PORT` for all addresses that a name has; all of these
+    #: serve the same model.
     shards: tuple[str, ...]
     host: str = "127.0.0.1"
     #: REST; 0 = any free port.
@@ -24,13 +28,12 @@ class RouterConfig:
     served_model_name: str | None = None
 
     def __post_init__(self) -> None:
-        if len(self.shards) != 1:
-            raise ValueError(f"name exactly one shard with --shard HOST:PORT, not {self.shards!r}")
+        if not self.shards:
+            raise ValueError("name a shard with --shard HOST:PORT")
+        if len(set(self.shards)) < len(self.shards):
+            raise ValueError(f"a shard is named twice: {', '.join(self.shards)}")
         for address in self.shards:
-            host, _, port = address.rpartition(":")
-            is_port = port.isdecimal() and int(port) in _PORTS
-            if not host or not (is_port or host == "unix"):
-                raise ValueError(f"a shard's address is HOST:PORT or unix:PATH, not {address!r}")
+            _check_address(address)
         for field, number in (("port", self.port), ("grpc_port", self.grpc_port)):
             if number is not None and number not in _PORTS:
                 raise ValueError(f"{field} must be between 0 and 65535, not {number}")
@@ -40,3 +43,21 @@ class RouterConfig:
             raise ValueError(f"max_queue must be at least 0, not {self.max_queue}")
         if self.served_model_name == "":
             raise ValueError("served_model_name must not be empty; leave it out instead")
+
+
+def dns_name(address: str) -> tuple[str, int] | None:
+    """Return (name, port) of `dns:NAME:PORT`, None for an address of one shard."""
+    if not address.startswith(_DNS):
+        return None
+    name, _, port = address.removeprefix(_DNS).rpartition(":")
+    return name, int(port)
+
+
+def _check_address(address: str) -> None:
+    is_dns = address.startswith(_DNS)
+    host, _, port = address.removeprefix(_DNS).rpartition(":")
+    is_port = port.isdecimal() and int(port) in _PORTS
+    if is_dns and not (host and is_port):
+        raise ValueError(f"shards that a name has are named dns:NAME:PORT, not {address!r}")
+    if not host or not (is_port or host == "unix"):
+        raise ValueError(f"a shard's address is HOST:PORT or unix:PATH, not {address!r}")

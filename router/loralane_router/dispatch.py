@@ -1,7 +1,7 @@
 """The router's one loop: waiting requests to the shard, the shard's steps to the requests.
 
 State lives in `Dispatcher` and is touched only on its event loop, so there are no locks. What is
-admitted next is decided by `admission.admit`, a pure function.
+admitted next is decided by `admission.admit`, without clock or network.
 """
 
 import asyncio
@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 from loralane_proto import shard_pb2 as pb
 
-from loralane_router.admission import admit
+from loralane_router.admission import PATIENCE_S, admit
 from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
 from loralane_router.exposition import Work
 from loralane_router.facts import AdapterFacts
+from loralane_router.fairness import FairShares
 from loralane_router.generation import Generation
 from loralane_router.ledger import Ledger
-from loralane_router.lookahead import to_prefetch
+from loralane_router.load import Load, load_of
+from loralane_router.lookahead import LOOK_AHEAD, to_prefetch
 from loralane_router.metrics import Metrics
 from loralane_router.queues import Queues
 from loralane_router.shards import RunStream, unavailable
@@ -46,22 +48,29 @@ class Dispatcher:
         metrics: Metrics,
         hand_back: HandBack = fail_all,
         clock: Callable[[], float] = time.monotonic,
+        shares: FairShares | None = None,
     ) -> None:
+        """`shares`: those of the router; None = its own, for a shard that is alone."""
         self._metrics = metrics
         self._hand_back = hand_back
         self._clock = clock
         #: Accepted and not ended, waiting or running.
         self._entries: dict[int, Entry] = {}
-        self._queues = Queues()
+        self._shares = FairShares() if shares is None else shares
+        self._queues = Queues(self._shares)
         self._cancels: list[int] = []
         #: Whether the queues changed since they were last looked at for prefetching.
         self._changed = False
+        #: Whether other adapters are pinned since those who wait were last compared with them.
+        self._repinned = False
         #: Digests that the shard was told to prefetch and that still wait.
         self._prefetched: set[str] = set()
         #: Requests whose adapter is resolved once more, by id.
         self._lost: dict[int, asyncio.Task[None]] = {}
         self._ledger: Ledger | None = None
         self._wake = asyncio.Event()
+        #: What `load` returned last, None when something has happened since.
+        self._load: Load | None = None
 
     @property
     def waiting(self) -> int:
@@ -83,6 +92,14 @@ class Dispatcher:
         """What the shard reported last; None while it is not connected."""
         return None if self._ledger is None else self._ledger.capacity
 
+    def load(self) -> Load:
+        """Return how busy the shard is. Raises RequestError while it is not connected."""
+        if self._ledger is None:
+            raise unavailable("the shard is not connected")
+        if self._load is None or self._wake.is_set():
+            self._load = load_of(self._queues, self._ledger)
+        return self._load
+
     def work(self) -> Work:
         """Return how many requests run and wait, and for which adapters."""
         running, waiting = set[str](), set[str]()
@@ -100,11 +117,11 @@ class Dispatcher:
         """Let the loop look at its state again."""
         self._wake.set()
 
-    def needed_pages(self, tokens: int, adapter: AdapterFacts) -> int:
-        """Return how many pages so many tokens take. Raises RequestError as `Ledger` does."""
+    def needed_pages(self, prompt: int, max_tokens: int, adapter: AdapterFacts) -> int:
+        """Return `Ask.pages` for so many tokens. Raises RequestError as `Ledger` does."""
         if self._ledger is None:
             raise unavailable("the shard is not connected")
-        return self._ledger.needed_pages(tokens, adapter)
+        return self._ledger.needed_pages(prompt, max_tokens, adapter)
 
     def submit(self, entry: Entry) -> None:
         """Put a request that was just accepted in its adapter's queue."""
@@ -138,19 +155,18 @@ class Dispatcher:
         """Take over what the shard said about pinned adapters."""
         if self._ledger is not None:
             for adapter in adapters:
-                self._ledger.pin(adapter)
+                self._repinned |= self._ledger.pin(adapter)
         self._wake.set()
 
     def note_unloaded(self, digest: str) -> None:
         """Take over that the shard has forgotten an adapter."""
         if self._ledger is not None:
-            self._ledger.unpin(digest)
+            self._repinned |= self._ledger.unpin(digest)
         self._wake.set()
 
     def connect(self, capacity: pb.Capacity) -> None:
         """Accept requests from here on, for the stream that `serve` gets next."""
         self._ledger = Ledger(capacity)
-        self._report()
 
     async def serve(self, stream: RunStream, observer: Callable[[pb.StepReply], None]) -> None:
         """Dispatch until the stream breaks (RequestError) or the task is cancelled.
@@ -166,9 +182,10 @@ class Dispatcher:
                 for step in stream.take():
                     self._apply(step)
                     observer(step)
-                if (batch := self._batch()) is not None:
+                batch = self._batch()
+                self._load = None
+                if batch is not None:
                     await stream.write(batch)
-                self._report()
         except RequestError as exc:
             error = exc
             raise
@@ -178,13 +195,15 @@ class Dispatcher:
     def check(self) -> None:
         """Assert that nothing is lost: what is neither queued nor running has ended."""
         assert len(self._queues) <= len(self._entries)
+        self._queues.check()
         if self._ledger is not None:
             self._ledger.check()
 
     def _batch(self) -> pb.RunRequest | None:
         """Return what to send now, None if nothing; admissions count as running from here on."""
         now = self._clock()
-        self._refuse_kept_out()
+        if self._repinned:
+            self._refuse_kept_out()
         admitted = self._admit(now)
         ahead = self._look_ahead(now) if admitted or self._changed else []
         if not admitted and not self._cancels and not ahead:
@@ -200,13 +219,15 @@ class Dispatcher:
         if not len(self._queues):
             return []
         held = self._ledger.room().holders.keys()
-        ahead = to_prefetch(self._queues.lines(now), held, self._prefetched)
+        upcoming = self._queues.upcoming(LOOK_AHEAD, overdue=now - PATIENCE_S)
+        ahead = to_prefetch(upcoming, held, self._prefetched)
         self._prefetched.update(ahead)
         return ahead
 
     def _refuse_kept_out(self) -> None:
         """End who would wait in vain: adapters that were pinned meanwhile hold too many lanes."""
         assert self._ledger is not None
+        self._repinned = False
         for digest, lanes in self._queues.wanted_lanes().items():
             try:
                 self._ledger.check_pins(digest, lanes)
@@ -216,12 +237,10 @@ class Dispatcher:
 
     def _admit(self, now: float) -> list[pb.Admission]:
         assert self._ledger is not None
-        room = self._ledger.room()
-        if not len(self._queues) or room.rows <= 0:
+        if not len(self._queues):
             return []
         admitted = []
-        for ask in admit(self._queues.lines(now), room, now):
-            self._queues.take(ask, now)
+        for ask in admit(self._queues, self._ledger.room(), now):
             self._ledger.take(ask, now)
             entry = self._entries[ask.request_id]
             if not entry.last_tokens:
@@ -232,13 +251,15 @@ class Dispatcher:
     def _apply(self, step: pb.StepReply) -> None:
         assert self._ledger is not None
         now = self._clock()
+        self._ledger.observe(step.capacity, step.admitted)
         for row in step.rows:
             entry = self._entries.get(row.request_id)
             if entry is None:
                 continue
+            if row.tokens:
+                self._shares.charge(entry.ask.flow, generated=len(row.tokens))
             entry.measure(row, self._metrics, now)
             self._deliver(entry, row, now)
-        self._ledger.observe(step.capacity)
 
     def _deliver(self, entry: Entry, row: pb.Row, now: float) -> None:
         generation = entry.generation
@@ -275,7 +296,7 @@ class Dispatcher:
         request_id = entry.ask.request_id
         try:
             facts = await entry.find_adapter_again()
-            entry.readdress(facts, self.needed_pages(entry.tokens, facts))
+            entry.readdress(facts, self.needed_pages(*entry.tokens, facts))
         except RequestError as error:
             entry.generation.fail(error)
         except Exception:
@@ -295,11 +316,6 @@ class Dispatcher:
         self._queues.put_back(entry.ask, now + pause)
         asyncio.get_running_loop().call_later(pause, self._wake.set)
 
-    def _report(self) -> None:
-        assert self._ledger is not None
-        waiting = len(self._queues)
-        self._metrics.report(self._ledger.capacity, waiting, len(self._entries) - waiting)
-
     def _release_all(self) -> list[Entry]:
         """Forget the connection; return whose requests go on elsewhere, in order of arrival."""
         left = [entry for entry in self._entries.values() if self._release(entry)]
@@ -311,8 +327,6 @@ class Dispatcher:
         self._queues.clear()
         self._cancels.clear()
         self._entries.clear()
-        self._metrics.waiting.set(0)
-        self._metrics.running.set(0)
         return sorted(left, key=lambda entry: entry.ask.arrived)
 
     def _release(self, entry: Entry) -> bool:

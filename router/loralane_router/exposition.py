@@ -1,4 +1,4 @@
-"""Metrics whose labels come and go: written anew from a snapshot at every scrape.
+"""Metrics of shards and adapters, which come and go: written anew from a snapshot at every scrape.
 
 So there is never a stale series, and the page stays small whatever is registered: adapters with a
 row of their own are bounded (`usage`), and lists of names end where `_NAMES_BYTES` is reached.
@@ -10,6 +10,7 @@ requests waiting and running, KV cache, `lora_requests_info` (adapters at work) 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Final
 
@@ -33,6 +34,16 @@ _SERIES_BYTES: Final = 64
 _LABEL_CHARACTERS: Final = 96
 #: Lanes of the smallest adapter.
 _LANE_PAGE: Final = 8
+#: Fields of a capacity that several shards have together.
+_SUMMED: Final = (
+    "rows_total",
+    "rows_free",
+    "pages_total",
+    "pages_free",
+    "lanes_total",
+    "lanes_free",
+    "lanes_in_use",
+)
 _LEVELS: Final = {"device": "gpu", "host": "cpu"}
 
 
@@ -47,17 +58,30 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All that is written. `capacity` and `model_name` are None while there is no shard."""
+class ShardState:
+    """One shard at one moment."""
 
-    model_name: str | None
+    address: str
+    up: bool
+    #: None while it is not connected.
     capacity: pb.Capacity | None
     work: Work
-    #: Known adapters in each tier.
+    #: Adapters that it knows, or was last known to know, in each tier.
     tiers: Mapping[str, int]
     #: (name, facts) of resident adapters, and of those in host memory: the latest first.
     on_device: Sequence[tuple[str, AdapterFacts]]
     on_host: Iterable[tuple[str, AdapterFacts]]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is written."""
+
+    #: None while no shard is connected.
+    model_name: str | None
+    shards: Sequence[ShardState]
+    #: Whether the shards are told apart by their addresses: there may be more than one.
+    several: bool
     usage: Sequence[UsageRow]
     #: Unix seconds.
     now: float
@@ -72,11 +96,76 @@ class Exposition(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of this moment."""
         snapshot = self._snapshot()
-        yield _tiers(snapshot.tiers)
+        yield from _shards(snapshot)
+        yield _tiers(snapshot)
         yield from _usage(snapshot.usage)
-        if snapshot.capacity is not None and snapshot.model_name is not None:
-            yield from _serving(snapshot.model_name, snapshot.capacity, snapshot.work)
-            yield from _adapters(snapshot.model_name, snapshot.capacity, snapshot)
+        live = [shard for shard in snapshot.shards if shard.capacity is not None]
+        if live and snapshot.model_name is not None:
+            work = _joint(shard.work for shard in live)
+            yield from _serving(snapshot.model_name, live, work)
+            yield from _adapters(snapshot.model_name, live, work, snapshot.now)
+
+
+#: (name, what it is, how it is found) of the gauges of a shard; 0 while it is not connected.
+_SHARD_GAUGES: Final[Sequence[tuple[str, str, Callable[[pb.Capacity], float]]]] = (
+    ("rows", "Rows of the shard", lambda c: c.rows_total),
+    ("rows_free", "Free rows of the shard", lambda c: c.rows_free),
+    ("pages", "KV pages of the shard", lambda c: c.pages_total),
+    ("pages_free", "KV pages of the shard that no row owns", lambda c: c.pages_free),
+    ("pages_cached", "KV pages that only the prefix cache keeps", lambda c: c.pages_cached),
+    ("lanes", "Lanes of the pool", lambda c: c.lanes_total),
+    ("lanes_free", "Lanes owned by no adapter", lambda c: c.lanes_free),
+    (
+        "lanes_in_use",
+        "Lanes of adapters that rows use or that are pinned",
+        lambda c: c.lanes_in_use,
+    ),
+    (
+        "pending_tokens",
+        "Tokens that rows still have to compute before each can be sampled",
+        lambda c: c.pending_tokens,
+    ),
+)
+
+
+def _shards(snapshot: Snapshot) -> Iterator[Metric]:
+    """What is true of each shard; its address is a label where there may be several."""
+    labels = ["shard"] if snapshot.several else []
+
+    def family(name: str, text: str, value: Callable[[ShardState], float]) -> Metric:
+        made = GaugeMetricFamily(f"loralane_{name}", text, labels=labels)
+        for shard in snapshot.shards:
+            made.add_metric([shard.address] if labels else [], value(shard))
+        return made
+
+    yield family("shard_up", "1 while the shard answers", lambda shard: shard.up)
+    yield family("requests_waiting", "Requests in queues", lambda shard: shard.work.waiting)
+    yield family("requests_running", "Requests on the shard", lambda shard: shard.work.running)
+    for name, text, of in _SHARD_GAUGES:
+        yield family(name, text, partial(_of_capacity, of))
+
+
+def _of_capacity(of: Callable[[pb.Capacity], float], shard: ShardState) -> float:
+    return 0 if shard.capacity is None else of(shard.capacity)
+
+
+def summed(capacities: Iterable[pb.Capacity]) -> dict[str, int]:
+    """Return rows, pages and lanes of several shards together, by the fields' names."""
+    total = dict.fromkeys(_SUMMED, 0)
+    for capacity in capacities:
+        for name in _SUMMED:
+            total[name] += getattr(capacity, name)
+    return total
+
+
+def _joint(works: Iterable[Work]) -> Work:
+    all_work = list(works)
+    return Work(
+        sum(work.running for work in all_work),
+        sum(work.waiting for work in all_work),
+        frozenset().union(*(work.running_adapters for work in all_work)),
+        frozenset().union(*(work.waiting_adapters for work in all_work)),
+    )
 
 
 def most_resident(lanes: int, resident: Sequence[AdapterFacts]) -> int:
@@ -85,11 +174,14 @@ def most_resident(lanes: int, resident: Sequence[AdapterFacts]) -> int:
     return lanes * len(resident) // taken if taken else lanes // _LANE_PAGE
 
 
-def _tiers(tiers: Mapping[str, int]) -> Metric:
+def _tiers(snapshot: Snapshot) -> Metric:
     text = "Adapters that the shard was last known to know, by tier"
-    family = GaugeMetricFamily("loralane_adapters", text, labels=["tier"])
-    for name in TIER_NAMES.values():
-        family.add_metric([name], tiers.get(name, 0))
+    labels = ["tier", "shard"] if snapshot.several else ["tier"]
+    family = GaugeMetricFamily("loralane_adapters", text, labels=labels)
+    for shard in snapshot.shards:
+        for name in TIER_NAMES.values():
+            values = [name, shard.address] if snapshot.several else [name]
+            family.add_metric(values, shard.tiers.get(name, 0))
     return family
 
 
@@ -116,36 +208,42 @@ def _usage(rows: Sequence[UsageRow]) -> Iterator[Metric]:
     yield first
 
 
-def _serving(model_name: str, capacity: pb.Capacity, work: Work) -> Iterator[Metric]:
-    used = capacity.pages_total - capacity.pages_free
+def _serving(model_name: str, live: Sequence[ShardState], work: Work) -> Iterator[Metric]:
+    capacities = [shard.capacity for shard in live if shard.capacity is not None]
+    total = summed(capacities)
+    pages, used = total["pages_total"], total["pages_total"] - total["pages_free"]
     gauges = (
         ("num_requests_running", "Requests on the shard", work.running),
         ("num_requests_waiting", "Requests in queues", work.waiting),
-        ("kv_cache_usage_perc", "KV pages in use; 1 = all", used / max(1, capacity.pages_total)),
+        ("kv_cache_usage_perc", "KV pages in use; 1 = all", used / max(1, pages)),
     )
     for name, text, value in gauges:
         yield _gauge(f"vllm:{name}", text, {"model_name": model_name}, value)
-    labels = {"block_size": capacity.page_tokens, "num_gpu_blocks": capacity.pages_total}
+    labels = {"block_size": capacities[0].page_tokens, "num_gpu_blocks": pages}
     yield _gauge("vllm:cache_config_info", "KV pages and their tokens", labels, 1)
 
 
-def _adapters(model_name: str, capacity: pb.Capacity, snapshot: Snapshot) -> Iterator[Metric]:
-    resident = [facts for _, facts in snapshot.on_device]
-    most = most_resident(capacity.lanes_total, resident)
-    work = snapshot.work
+def _adapters(
+    model_name: str, live: Sequence[ShardState], work: Work, now: float
+) -> Iterator[Metric]:
+    """An adapter that several shards hold has room taken, and counts, on each of them."""
+    resident = [facts for shard in live for _, facts in shard.on_device]
+    lanes = sum(shard.capacity.lanes_total for shard in live if shard.capacity is not None)
+    most = most_resident(lanes, resident)
     labels = {
         "max_lora": most,
         "running_lora_adapters": _joined(work.running_adapters),
         # Whose requests run is not waiting: pickers add the two up.
         "waiting_lora_adapters": _joined(work.waiting_adapters - work.running_adapters),
     }
-    yield _gauge("vllm:lora_requests_info", "Adapters at work; unix seconds", labels, snapshot.now)
+    yield _gauge("vllm:lora_requests_info", "Adapters at work; unix seconds", labels, now)
     model = {"model_name": model_name}
     yield _gauge(
         "vllm:num_gpu_loaded_lora_adapters", "Adapters on the device", model, len(resident)
     )
     yield _gauge("vllm:max_gpu_lora_adapters", "Adapters that fit there", model, most)
-    yield _loaded(chain(snapshot.on_device, snapshot.on_host))
+    on_device = chain.from_iterable(shard.on_device for shard in live)
+    yield _loaded(chain(on_device, *(shard.on_host for shard in live)))
 
 
 def _loaded(held: Iterable[tuple[str, AdapterFacts]]) -> Metric:

@@ -32,7 +32,7 @@ class LoadTimes:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFacts:
-    """One adapter as the shard last described it. Units: bytes, milliseconds, unix seconds."""
+    """One adapter as a shard last described it. Units: bytes, milliseconds, unix seconds."""
 
     #: "" for an alias that nobody used yet, and for the base.
     digest: str = ""
@@ -101,6 +101,15 @@ def _shared(modules: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class AtShard:
+    """An adapter on one of several shards, which may know other bytes by the same name."""
+
+    #: Its address.
+    shard: str
+    facts: AdapterFacts
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterEntry:
     """One adapter under one name."""
 
@@ -109,7 +118,10 @@ class AdapterEntry:
     name: str
     #: What the name stands for.
     reference: str
+    #: As the shard describes it that holds it best; rows and bytes on hosts are those of all.
     facts: AdapterFacts
+    #: Where it is known, if there are several shards.
+    shards: tuple[AtShard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from loralane_proto import shard_pb2 as pb
@@ -10,23 +11,46 @@ from loralane_router.connection import Connection
 from loralane_router.dispatch import Dispatcher, HandBack
 from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
+from loralane_router.exposition import ShardState
 from loralane_router.facts import BASE, AdapterFacts
 from loralane_router.metrics import Metrics
+from loralane_router.model import CommonModel
+from loralane_router.names import Names
+from loralane_router.outlook import Outlook
 from loralane_router.registry import Registry
 from loralane_router.requests import Merge
 from loralane_router.shards import ShardClient
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """What unloading freed, and the names that led to the adapter, as the shard was asked."""
+
+    host_bytes: int
+    lanes: int
+    names: frozenset[str]
 
 
 class Link:
     """Everything of one shard. Digests are this shard's own and mean nothing to another."""
 
     def __init__(
-        self, address: str, registry: Registry, metrics: Metrics, hand_back: HandBack
+        self,
+        address: str,
+        names: Names,
+        model: CommonModel,
+        metrics: Metrics,
+        hand_back: HandBack,
+        on_change: Callable[[], None],
     ) -> None:
         self.address = address
-        self.registry = registry
+        self.registry = Registry(names)
         self.dispatcher = Dispatcher(metrics, hand_back)
-        self.connection = Connection(address, self.dispatcher, registry, metrics)
+        self.connection = Connection(
+            address, self.dispatcher, self.registry, names, model, metrics, on_change
+        )
+        self.outlook = Outlook(self.registry, self.dispatcher)
+        self._names = names
 
     @property
     def ready(self) -> bool:
@@ -44,7 +68,7 @@ class Link:
 
         One without a digest is the base model. Raises RequestError.
         """
-        if not isinstance(asked, Merge) and self.registry.is_base(asked):
+        if not isinstance(asked, Merge) and self._names.is_base(asked):
             return BASE
         before = None if isinstance(asked, Merge) else self.registry.find(asked)
         facts = await self.registry.resolve(self.shard, asked, token)
@@ -82,17 +106,17 @@ class Link:
         resolved = await self.registry.resolve(self.shard, name, token)
         return self.updated(await act(resolved.digest))
 
-    async def unload(self, facts: AdapterFacts) -> tuple[int, int]:
-        """Make the shard forget an adapter; return (freed host bytes, freed lanes)."""
+    async def unload(self, facts: AdapterFacts) -> Unloaded:
+        """Make the shard forget an adapter."""
         try:
             reply = await self.shard.unload(facts.digest)
         except RequestError as error:
             if error.kind != pb.ERROR_KIND_NOT_FOUND:
                 raise
             reply = pb.UnloadAdapterReply()  # it went by itself: unused too long, or replaced
-        self.registry.forget(facts.digest)
         self.dispatcher.note_unloaded(facts.digest)
-        return reply.freed_host_bytes, reply.freed_lanes
+        names = self.registry.forget(facts.digest)
+        return Unloaded(reply.freed_host_bytes, reply.freed_lanes, frozenset(names))
 
     def updated(self, adapter: pb.Adapter) -> AdapterFacts:
         """Take over what the shard said about an adapter, its pin included."""
@@ -104,10 +128,23 @@ class Link:
         """Take over which of these adapters are pinned."""
         self.dispatcher.note_pins(facts for facts in adapters if facts.digest)
 
+    def state(self) -> ShardState:
+        """Return what metrics say of this shard."""
+        return ShardState(
+            address=self.address,
+            up=self.ready,
+            capacity=self.dispatcher.capacity,
+            work=self.dispatcher.work(),
+            tiers=self.registry.tiers,
+            on_device=tuple(self.registry.held("device")),
+            on_host=self.registry.held("host"),
+        )
+
     def check(self) -> None:
         """Assert what must hold between calls."""
         self.dispatcher.check()
         self.registry.check()
+        self.outlook.check()
 
     async def _move_pin(self, name: str, old: AdapterFacts, new: AdapterFacts) -> AdapterFacts:
         """Pin what a name means now instead of what it meant; the old makes room for the new.

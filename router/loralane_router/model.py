@@ -1,18 +1,21 @@
 """The base model as a router needs it: what it is, its tokenizer and its chat template."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from loralane_proto import shard_pb2 as pb
 
+from loralane_router.errors import RequestError
 from loralane_router.requests import Message, TextRequest
+from loralane_router.shards import unavailable
 from loralane_router.templates import ChatTemplate
 from loralane_router.tokens import Codec
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The base model that the shard serves."""
+    """The base model that the shards serve."""
 
     model_id: str
     architecture: str
@@ -24,21 +27,27 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     version: str
 
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """What two shards must have in common so that a request can go to either."""
+        return {
+            "model": self.model_id,
+            "dtype": self.dtype,
+            "vocabulary": self.vocab_size,
+            "max_model_len": self.max_model_len,
+            "end tokens": sorted(self.eos_token_ids),
+        }
+
+
+class OtherModel(RequestError):
+    """A shard serves another model than the router. It is refused, its requests are not."""
+
 
 class Model:
-    """One connection's model. Making one parses the tokenizer; raises RequestError if it cannot."""
+    """What shards serve. Making one parses the tokenizer; raises RequestError if it cannot."""
 
     def __init__(self, reply: pb.InfoReply, files: Mapping[str, bytes]) -> None:
-        self.info = ModelInfo(
-            model_id=reply.model_id,
-            architecture=reply.architecture,
-            dtype=reply.dtype,
-            device=reply.device,
-            max_model_len=reply.max_model_len,
-            vocab_size=reply.vocab_size,
-            eos_token_ids=tuple(reply.eos_token_ids),
-            version=reply.version,
-        )
+        self.info = _info_of(reply)
         self.codec = Codec(files, reply.vocab_size)
         self._template = ChatTemplate(files)
 
@@ -58,3 +67,64 @@ class Model:
             ids = self.codec.check_ids([id for id in prompt if isinstance(id, int)])
         truncate = request.parameters.truncate
         return ids if truncate is None else ids[-truncate:]
+
+
+class CommonModel:
+    """The one model of a router: what the first of its connected shards serves.
+
+    Others serve the same or do not join. Once all have left, whoever comes next says what it is.
+    Owned by the fleet, on the router's event loop.
+    """
+
+    def __init__(self) -> None:
+        self._model: Model | None = None
+        #: Addresses of connected shards.
+        self._members: set[str] = set()
+
+    @property
+    def model(self) -> Model:
+        """The model as last seen. Raises RequestError (503) before the first shard joined."""
+        if self._model is None:
+            raise unavailable("the shard was not reached yet; try again when the router is ready")
+        return self._model
+
+    async def join(
+        self,
+        address: str,
+        reply: pb.InfoReply,
+        files: Callable[[], Awaitable[Mapping[str, bytes]]],
+    ) -> None:
+        """Let a shard serve from here on, until `leave`; `files` gets its tokenizer's.
+
+        Raises OtherModel, or RequestError where the tokenizer cannot be had or is none.
+        """
+        if not self._members:
+            made = await asyncio.to_thread(Model, reply, await files())
+            if not self._members:  # nobody else came first meanwhile
+                self._model = made
+        ours, theirs = self.model.info.identity, _info_of(reply).identity
+        differ = [name for name in ours if ours[name] != theirs[name]]
+        if differ:
+            found = ", ".join(f"{name} {theirs[name]!r} is not {ours[name]!r}" for name in differ)
+            raise OtherModel(
+                pb.ERROR_KIND_UNAVAILABLE,
+                f"it serves another model than this router's other shards and is not used: {found}",
+            )
+        self._members.add(address)
+
+    def leave(self, address: str) -> None:
+        """Take over that a shard is no longer connected."""
+        self._members.discard(address)
+
+
+def _info_of(reply: pb.InfoReply) -> ModelInfo:
+    return ModelInfo(
+        model_id=reply.model_id,
+        architecture=reply.architecture,
+        dtype=reply.dtype,
+        device=reply.device,
+        max_model_len=reply.max_model_len,
+        vocab_size=reply.vocab_size,
+        eos_token_ids=tuple(reply.eos_token_ids),
+        version=reply.version,
+    )

@@ -1,10 +1,9 @@
-"""What users call adapters, and what the shard was last seen to know about them.
+"""What one shard was last seen to know about adapters, by the names that users give them.
 
 A name is resolved by the shard for every request: it checks this caller's token for this adapter
 and notices files that were replaced. So nothing that decides a request is cached here.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -12,46 +11,31 @@ from typing import Final
 from loralane_proto import shard_pb2 as pb
 
 from loralane_router.errors import RequestError, invalid
-from loralane_router.facts import BASE, TIER_NAMES, AdapterEntry, AdapterFacts, Page, facts_of
+from loralane_router.facts import TIER_NAMES, AdapterFacts, facts_of
 from loralane_router.known import KnownAdapters
+from loralane_router.names import Names
 from loralane_router.requests import Merge
 from loralane_router.shards import ShardClient
 
 #: More adapters than this are not remembered, the longest known goes first.
 _MOST_KNOWN: Final = 20_000
-_MOST_NAME_CHARACTERS: Final = 256
 #: Adapters that the shard is asked for at a time.
 _SYNC_PAGE: Final = 1_000
 
 
 class Registry:
-    """Aliases and known adapters. Owned by the router, on its event loop."""
+    """The adapters of one shard. Owned by its link, on the router's event loop."""
 
-    def __init__(self, served_model_name: str | None) -> None:
-        self._served_model_name = served_model_name
-        self._base_names: frozenset[str] = frozenset({""})
-        #: Given to the shard with --adapter; replaced on every connection.
-        self._configured: dict[str, str] = {}
-        #: Given through `load`; these go before the configured ones.
-        self._loaded: dict[str, str] = {}
+    def __init__(self, names: Names) -> None:
+        self._names = names
         self._known = KnownAdapters()
-        #: The digest that a name had when it was last resolved, by `_sent`; the latest last.
-        self._digests: dict[str, str] = {}
+        #: The digest that a name or merge had when it was last resolved, as the shard was asked
+        #: for it; the latest last.
+        self._digests: dict[str | Merge, str] = {}
         #: What an adapter was last called by a request, by digest; of known adapters only.
         self._called: dict[str, str] = {}
-        #: (name, digest) of every row in order; None after a change.
-        self._rows: list[tuple[str, str]] | None = None
-
-    def connect(self, info: pb.InfoReply) -> None:
-        """Take over a shard's aliases and the names of its base model."""
-        names = {"", info.model_id, info.model_id.rstrip("/").rpartition("/")[2]}
-        self._base_names = frozenset(names | {self._served_model_name or ""})
-        self._configured = {alias.name: alias.reference for alias in info.aliases}
-        self._rows = None
-
-    def is_base(self, name: str) -> bool:
-        """Whether a name means the base model. An alias goes before a base name."""
-        return name in self._base_names and self._aliased(name) is None
+        #: Grows when an adapter comes or goes, or a name leads elsewhere.
+        self.changes = 0
 
     async def resolve(
         self, shard: ShardClient, asked: str | Merge, token: str | None
@@ -60,15 +44,14 @@ class Registry:
 
         Raises RequestError if it cannot be had.
         """
-        if isinstance(asked, Merge):
-            return self.remember(await shard.resolve(self._merge_sent(asked), token))
         sent = self.sent(asked)
         facts = self.remember(await shard.resolve(sent, token))
         self._name(sent, facts)
-        self._called[facts.digest] = asked
+        if isinstance(asked, str):
+            self._called[facts.digest] = asked
         return facts
 
-    def name_again(self, asked: str, facts: AdapterFacts) -> None:
+    def name_again(self, asked: str | Merge, facts: AdapterFacts) -> None:
         """Let a name stand for what it stood for before it was last resolved."""
         if facts.digest in self._known:
             self._name(self.sent(asked), facts)
@@ -85,14 +68,16 @@ class Registry:
         for digest in before - found:
             self._drop(digest)
 
-    async def listed(self, shard: ShardClient, limit: int, after: str) -> Page:
-        """Return a page of what the shard knows now; all of it is asked for only if that changed.
+    async def freshen(self, shard: ShardClient, digests: Iterable[str]) -> None:
+        """Ask the shard for these adapters; for all of them if it knows others than it did.
 
         Raises RequestError.
         """
-        if not await self._freshen(shard, self.page(limit, after)):
+        asked = sorted(digest for digest in digests if digest in self._known)
+        reply = await shard.list(digests=asked) if asked else await shard.list(limit=1)
+        answered = {self.remember(adapter).digest for adapter in reply.adapters}
+        if not answered.issuperset(asked) or self._is_short_of(reply.total):
             await self.sync(shard)
-        return self.page(limit, after)
 
     async def search(self, shard: ShardClient, name: str) -> AdapterFacts | None:
         """Return an adapter that the shard knows, by alias, reference or digest."""
@@ -107,53 +92,39 @@ class Registry:
         for change in changes:
             known = self._known.get(change.digest)
             if known is not None:
-                self._put(replace(known, tier=TIER_NAMES[change.tier]))
+                self._put(replace(known, tier=TIER_NAMES.get(change.tier, "remote")))
 
-    def add_alias(self, name: str, reference: str, facts: AdapterFacts) -> None:
-        """Call a reference, or what another alias stands for, by a name from now on."""
-        if name != reference:
-            sent = self.sent(reference)
-            self._loaded[name] = sent
-            self._called[facts.digest] = name
-            self._name(sent, facts)
-            self._rows = None
+    def called(self, name: str, facts: AdapterFacts) -> None:
+        """Let an alias that was just given lead to this adapter."""
+        self._called[facts.digest] = name
+        self._name(self.sent(name), facts)
 
-    def check_alias(self, name: str) -> None:
-        """Raise RequestError (400) for a name that no adapter may have."""
-        if name in self._base_names:
-            raise invalid(f"{name!r} means the base model; choose another name", "name")
-        if len(name) > _MOST_NAME_CHARACTERS or not name.isprintable():
-            raise invalid(
-                f"a name has at most {_MOST_NAME_CHARACTERS} printable characters", "name"
-            )
-
-    def forget(self, digest: str) -> None:
-        """Drop an unloaded adapter and the aliases that `add_alias` gave it."""
-        gone = {name for name, known in self._digests.items() if known == digest}
+    def forget(self, digest: str) -> set[str]:
+        """Drop an unloaded adapter; return the names that led to it, as the shard was asked."""
+        gone = [name for name, known in self._digests.items() if known == digest]
         for name in gone:
             del self._digests[name]
-        self._loaded = {name: sent for name, sent in self._loaded.items() if sent not in gone}
         self._drop(digest)
+        return {name for name in gone if isinstance(name, str)}
 
-    def find(self, name: str) -> AdapterFacts | None:
-        """Return a known adapter by alias, reference or digest."""
-        sent = self.sent(name)
-        return self._known.get(self._digests.get(sent, sent))
+    def find(self, asked: str | Merge) -> AdapterFacts | None:
+        """Return a known adapter by alias, reference, digest or merge."""
+        sent = self.sent(asked)
+        digest = self._digests.get(sent, sent)
+        return self._known.get(digest) if isinstance(digest, str) else None
 
-    def entry(self, name: str) -> AdapterEntry | None:
-        """Return what a name means: an alias, used or not, or a known adapter."""
-        facts, reference = self.find(name), self._aliased(name)
-        if facts is None and reference is None:
-            return None
-        facts = facts or BASE
-        return AdapterEntry(name, reference or facts.reference, facts)
+    def known(self, digest: str) -> AdapterFacts | None:
+        """Return what is known of an adapter, None if nothing is."""
+        return self._known.get(digest)
 
-    def page(self, limit: int, after: str = "") -> Page:
-        """Return so many adapters whose names come after `after`; an alias goes for its adapter."""
-        rows = self._ordered()
-        first = bisect_right(rows, after, key=lambda row: row[0])
-        entries = tuple(self._entry(*row) for row in rows[first : first + limit])
-        return Page(entries, len(rows), first + limit < len(rows))
+    def own_names(self) -> Iterator[tuple[str, str]]:
+        """Yield (name, digest) of every adapter: its reference while that still leads to it.
+
+        Else its digest.
+        """
+        for digest in self._known:
+            reference = self._known[digest].reference
+            yield (reference if self._digests.get(reference) == digest else digest), digest
 
     def remember(self, adapter: pb.Adapter) -> AdapterFacts:
         """Take over what the shard said about one adapter, and return it."""
@@ -178,73 +149,38 @@ class Registry:
         for facts in self._known.held(tier):
             yield self._called.get(facts.digest, facts.reference), facts
 
-    def sent(self, name: str) -> str:
-        """Return what the shard is asked for. It knows the configured aliases by itself.
-
-        So those are the operator's: they may lead anywhere, with the shard's own login.
-        """
-        return self._loaded.get(name, name)
+    def sent(self, asked: str | Merge) -> str | Merge:
+        """Return what the shard is asked for. Raises RequestError for a merge of the base (400)."""
+        if isinstance(asked, str):
+            return self._names.sent(asked)
+        for name, _ in asked.members:
+            if self._names.is_base(name):
+                raise invalid(f"{name!r} means the base model, which is no adapter to merge")
+        return replace(asked, members=tuple((self._names.sent(n), w) for n, w in asked.members))
 
     def check(self) -> None:
         """Assert what must hold between calls."""
         self._known.check()
         assert self._called.keys() <= set(self._known)
 
-    def _merge_sent(self, merge: Merge) -> Merge:
-        """Return the merge as the shard is asked for it. Raises RequestError for the base (400)."""
-        for name, _ in merge.members:
-            if self.is_base(name):
-                raise invalid(f"{name!r} means the base model, which is no adapter to merge")
-        return replace(merge, members=tuple((self.sent(name), w) for name, w in merge.members))
-
-    async def _freshen(self, shard: ShardClient, page: Page) -> bool:
-        """Ask the shard for the adapters of a page; return whether it knows the same adapters."""
-        asked = {entry.facts.digest for entry in page.entries} - {""}
-        reply = await shard.list(digests=sorted(asked)) if asked else await shard.list(limit=1)
-        answered = {self.remember(adapter).digest for adapter in reply.adapters}
-        return asked <= answered and not self._is_short_of(reply.total)
-
     def _is_short_of(self, total: int) -> bool:
         return min(total, _MOST_KNOWN) != len(self._known)
 
-    def _aliased(self, name: str) -> str | None:
-        """Return what an alias stands for, None if the name is no alias."""
-        loaded = self._loaded.get(name)
-        return self._configured.get(name) if loaded is None else loaded
-
-    def _ordered(self) -> list[tuple[str, str]]:
-        if self._rows is None:
-            aliases = self._configured.keys() | self._loaded.keys()
-            rows = [(name, facts.digest if (facts := self.find(name)) else "") for name in aliases]
-            aliased = {digest for _, digest in rows}
-            rows += [(self._own_name(d), d) for d in self._known if d not in aliased]
-            self._rows = sorted(rows)
-        return self._rows
-
-    def _own_name(self, digest: str) -> str:
-        """Return the reference of an adapter without alias, while it still leads to it."""
-        reference = self._known[digest].reference
-        return reference if self._digests.get(reference) == digest else digest
-
-    def _entry(self, name: str, digest: str) -> AdapterEntry:
-        facts = self._known.get(digest) or BASE
-        return AdapterEntry(name, self._aliased(name) or facts.reference, facts)
-
-    def _name(self, sent: str, facts: AdapterFacts) -> None:
+    def _name(self, sent: str | Merge, facts: AdapterFacts) -> None:
         if self._digests.pop(sent, None) != facts.digest:
-            self._rows = None
+            self.changes += 1
         self._digests[facts.reference if sent == facts.reference else sent] = facts.digest
         if len(self._digests) > 2 * _MOST_KNOWN:
             del self._digests[next(iter(self._digests))]
 
     def _put(self, facts: AdapterFacts) -> None:
         if self._known.put(facts):
-            self._rows = None
+            self.changes += 1
 
     def _drop(self, digest: str) -> None:
         if self._known.drop(digest):
             self._called.pop(digest, None)
-            self._rows = None
+            self.changes += 1
 
 
 def not_found(name: str) -> RequestError:

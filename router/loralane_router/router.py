@@ -13,7 +13,7 @@ from loralane_router.admission import Ask
 from loralane_router.config import RouterConfig
 from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
-from loralane_router.exposition import Exposition, Snapshot
+from loralane_router.exposition import Exposition, Snapshot, summed
 from loralane_router.facts import AdapterEntry, AdapterFacts, Page
 from loralane_router.fleet import Fleet, Placement
 from loralane_router.generation import Accepted, Generation
@@ -52,6 +52,12 @@ class Router:
         """The base model. Raises RequestError (503) before a shard was first reached."""
         return self.fleet.model.info
 
+    @property
+    def capacity(self) -> dict[str, int]:
+        """Rows, pages and lanes of all connected shards together, by the names of the wire."""
+        capacities = (link.dispatcher.capacity for link in self.fleet.links)
+        return summed(capacity for capacity in capacities if capacity is not None)
+
     async def start(self) -> None:
         """Connect to the shards and stay connected until `close`. Does not wait for any."""
         await self.fleet.start()
@@ -83,7 +89,9 @@ class Router:
             check(request.parameters)
             prompt = await model.prompt_ids(request)
             max_tokens = fit(len(prompt), request.parameters.max_tokens, model.info.max_model_len)
-            placed = await self.fleet.place(request.merge or request.adapter, request.token)
+            placed = await self.fleet.place(
+                request.merge or request.adapter, request.token, tokens=len(prompt)
+            )
         finally:
             self._opening -= 1
         if self._live_model() is not model:
@@ -149,14 +157,10 @@ class Router:
 
     def _snapshot(self) -> Snapshot:
         """Return what metrics say of this moment."""
-        link = self.fleet.links[0]
         return Snapshot(
             model_name=self.info.model_id if self.ready else None,
-            capacity=link.dispatcher.capacity,
-            work=self.fleet.work(),
-            tiers=link.registry.tiers,
-            on_device=tuple(link.registry.held("device")),
-            on_host=link.registry.held("host"),
+            shards=[link.state() for link in self.fleet.links],
+            several=self.fleet.several,
             usage=self.metrics.usage.rows(),
             now=time.time(),
         )
@@ -192,7 +196,14 @@ class Router:
         )
         generation = Generation(accepted, model.codec, link.dispatcher.cancel)
         ask = Ask(
-            accepted.request_id, adapter.digest, pages, adapter.lanes, arrived, adapter.is_cold
+            accepted.request_id,
+            adapter.digest,
+            pages,
+            adapter.lanes,
+            arrived,
+            adapter.is_cold,
+            tokens=len(prompt),
+            priority=request.priority,
         )
         admission = admission_of(accepted, request.parameters, prompt, model.info)
         asked = request.merge or request.adapter

@@ -9,8 +9,10 @@ def test_defaults_are_valid():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"shards": ()}, "exactly one shard"),
-        ({"shards": ("a:1", "b:2")}, "exactly one shard"),
+        ({"shards": ()}, "name a shard"),
+        ({"shards": ("a:1", "a:1")}, "twice"),
+        ({"shards": ("dns:shards",)}, "dns:NAME:PORT"),
+        ({"shards": ("dns::8101",)}, "dns:NAME:PORT"),
         ({"shards": ("localhost",)}, "HOST:PORT"),
         ({"shards": ("localhost:70000",)}, "HOST:PORT"),
         ({"port": -1}, "port"),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 from loralane_proto import shard_pb2 as pb
-from loralane_router.exposition import Exposition, Snapshot, Work, most_resident
+from loralane_router.exposition import Exposition, ShardState, Snapshot, Work, most_resident
 from loralane_router.facts import AdapterFacts
 from loralane_router.usage import AdapterUsage
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,14 +14,24 @@ IDLE = Work(0, 0, frozenset(), frozenset())
 CAPACITY = pb.Capacity(pages_total=200, pages_free=150, page_tokens=16, lanes_total=64)
 
 
-def snapshot(**changes) -> Snapshot:
+def shard(**changes) -> ShardState:
     values = {
-        "model_name": "org/base",
+        "address": "a:1",
+        "up": True,
         "capacity": CAPACITY,
         "work": IDLE,
         "tiers": {},
         "on_device": (),
         "on_host": (),
+    }
+    return ShardState(**(values | changes))
+
+
+def snapshot(*shards: ShardState, **changes) -> Snapshot:
+    values = {
+        "model_name": "org/base",
+        "shards": shards or [shard()],
+        "several": len(shards) > 1,
         "usage": AdapterUsage().rows(),
         "now": 1_700_000_000.5,
     }
@@ -43,7 +53,7 @@ def samples(shown: Snapshot, name: str) -> list[tuple[Mapping[str, str], float]]
 def test_adapters_at_work_are_one_series_whose_value_is_the_time():
     work = Work(3, 2, frozenset({"b", "a"}), frozenset({"a", "c"}))
 
-    found = samples(snapshot(work=work), "vllm:lora_requests_info")
+    found = samples(snapshot(shard(work=work)), "vllm:lora_requests_info")
 
     assert found == [
         (
@@ -57,7 +67,7 @@ def test_adapters_in_memory_have_their_level_and_pin():
     on_host = [("on-host", AdapterFacts("d1", tier="host", lanes=8))]
     on_device = [("on-device", AdapterFacts("d2", tier="device", lanes=16, pinned=True))]
 
-    shown = snapshot(on_host=on_host, on_device=on_device)
+    shown = snapshot(shard(on_host=on_host, on_device=on_device))
 
     assert samples(shown, "vllm:lora_adapter_loaded") == [
         ({"adapter_name": "on-device", "level": "gpu", "pinned": "true"}, 1),
@@ -72,7 +82,9 @@ def test_a_name_that_two_adapters_had_is_the_latest_ones():
     on_device = [("x", AdapterFacts("new", tier="device"))]
     on_host = [("x", AdapterFacts("old", tier="host"))]
 
-    found = samples(snapshot(on_device=on_device, on_host=on_host), "vllm:lora_adapter_loaded")
+    found = samples(
+        snapshot(shard(on_device=on_device, on_host=on_host)), "vllm:lora_adapter_loaded"
+    )
 
     assert [labels["level"] for labels, _ in found] == ["gpu"]
 
@@ -82,7 +94,7 @@ def test_a_name_that_two_adapters_had_is_the_latest_ones():
     [("num_requests_running", 3), ("num_requests_waiting", 2), ("kv_cache_usage_perc", 0.25)],
 )
 def test_what_endpoint_pickers_read_has_the_models_name(name, value):
-    found = samples(snapshot(work=Work(3, 2, frozenset(), frozenset())), f"vllm:{name}")
+    found = samples(snapshot(shard(work=Work(3, 2, frozenset(), frozenset()))), f"vllm:{name}")
 
     assert found == [({"model_name": "org/base"}, value)]
 
@@ -91,7 +103,7 @@ def test_without_a_shard_only_what_the_router_counted_is_written():
     usage = AdapterUsage()
     usage.begin("d" * 64, "mine")
 
-    shown = snapshot(model_name=None, capacity=None, usage=usage.rows())
+    shown = snapshot(shard(capacity=None, up=False), model_name=None, usage=usage.rows())
 
     assert "vllm:" not in page(shown)
     assert samples(shown, "loralane_adapter_requests_total") == [
@@ -101,7 +113,7 @@ def test_without_a_shard_only_what_the_router_counted_is_written():
 
 
 def test_tiers_are_counted_zeros_too():
-    found = samples(snapshot(tiers={"device": 2, "disk": 1}), "loralane_adapters")
+    found = samples(snapshot(shard(tiers={"device": 2, "disk": 1})), "loralane_adapters")
 
     assert {labels["tier"]: value for labels, value in found} == {
         "remote": 0,
@@ -120,7 +132,7 @@ def test_the_page_stays_small_whatever_the_names_are_and_however_many():
     crowd = frozenset(f"{number}{long}" for number in range(1024))
 
     work = Work(32, 992, crowd, frozenset(f"w{name}" for name in crowd))
-    text = page(snapshot(usage=usage.rows(), on_device=held, work=work))
+    text = page(snapshot(shard(on_device=held, work=work), usage=usage.rows()))
 
     assert len(text) <= 200_000
     assert text.count("vllm:lora_adapter_loaded{") > 10

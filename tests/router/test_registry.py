@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 from loralane_proto import shard_pb2 as pb
-from loralane_router import registry
 from loralane_router.errors import RequestError
+from loralane_router.listing import Listing
+from loralane_router.names import Names
+from loralane_router.registry import Registry
 from loralane_router.requests import Parameters, TextRequest
 
 #: More than any of these tests has.
@@ -161,7 +163,8 @@ async def test_unknown_names_leave_nothing_behind(start_shard, start_router):
             await text(router, f"no/such-{number}")
 
     registry = router.fleet.links[0].registry
-    assert [*registry._known, *registry._digests, *registry._loaded, *registry._called] == []
+    assert [*registry._known, *registry._digests, *registry._called] == []
+    assert router.fleet.names.aliases() == set()
     registry.check()
     assert len(router.fleet.links[0].dispatcher._queues) == 0
     router.check()
@@ -345,7 +348,8 @@ async def test_a_dry_run_tells_what_an_adapter_is_and_leaves_nothing(start_shard
 
 
 def test_ten_thousand_adapters_take_less_than_10_mb():
-    known = registry.Registry(None)
+    names = Names(None)
+    known, listing = Registry(names), Listing(names)
     modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
     gc.collect()
@@ -365,7 +369,7 @@ def test_ten_thousand_adapters_take_less_than_10_mb():
             load_times=pb.LoadTimes(open_ms=1, read_ms=2, cast_ms=3, write_ms=4, wait_ms=5),
         )
         known.remember(described)
-    page = known.page(100, "/srv/adapters/tenant-05000")
+    page = listing.page({"shard": known}, 100, "/srv/adapters/tenant-05000")
     gc.collect()
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

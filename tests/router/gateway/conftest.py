@@ -139,6 +139,7 @@ class FakeRouter:
         self.metrics = Metrics()
         self.info = BASE
         self.ready = True
+        self.capacity = {"rows_total": 8, "lanes_free": 0}
         self.gate = asyncio.Event()
         self.requests: list[TextRequest] = []
         self.running = 0

@@ -225,7 +225,7 @@ async def test_tokenize_gives_ids_texts_and_offsets(http):
 
 
 async def test_info_tells_what_is_served(http, router):
-    router.metrics.lanes_free.set(48)
+    router.capacity = {"rows_total": 8, "lanes_free": 48}
 
     reply = await http.get("/info")
 

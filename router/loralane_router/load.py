@@ -1,0 +1,38 @@
+"""How busy one shard is with what this router gave it: a pure view of its queues and ledger."""
+
+import math
+from dataclasses import dataclass
+
+from loralane_router.ledger import Ledger
+from loralane_router.queues import Queues
+from loralane_router.routing import ShardView
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a shard has to do at one moment."""
+
+    #: As far as it does not depend on the adapter that somebody asks for.
+    view: ShardView
+    #: Adapters that waiting and running requests refer to.
+    wanted: frozenset[str]
+
+
+def load_of(queues: Queues, ledger: Ledger) -> Load:
+    """Return the load of a shard whose capacity is known."""
+    capacity, room, wanted = ledger.capacity, ledger.room(), queues.wanted_lanes()
+    held = capacity.lanes_total - room.lanes
+    more = sum(lanes for digest, lanes in wanted.items() if digest not in room.holders)
+    view = ShardView(
+        rows_total=capacity.rows_total,
+        rows_free=max(0, room.rows),
+        waiting=len(queues),
+        decoding=capacity.rows_total - capacity.rows_free,
+        pending_tokens=capacity.pending_tokens,
+        queued_tokens=sum(a.tokens for line in queues.lines(math.inf) for a in line.asks),
+        step_ms=capacity.step_ms,
+        token_ms=capacity.token_ms,
+        lanes_total=capacity.lanes_total,
+        lanes_in_use=held + more,
+    )
+    return Load(view, frozenset(wanted) | frozenset(room.holders))
