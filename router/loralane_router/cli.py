@@ -17,6 +17,7 @@ from typing import Final
 from loralane_router import logs
 from loralane_router.config import RouterConfig
 from loralane_router.serve import CannotStart, run
+from loralane_router.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ def router_config(args: argparse.Namespace, shards: tuple[str, ...]) -> RouterCo
         log_format=args.log_format or "text",
         max_queue=args.max_queue,
         served_model_name=args.served_model_name,
+        weights=Weights() if args.weights is None else Weights.load(args.weights),
     )
 
 
@@ -134,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="a shard and a router in front of it")
     shard = commands.add_parser("shard", help="one shard: one model, one device, many adapters")
-    router = commands.add_parser("router", help="the router in front of a shard")
+    router = commands.add_parser("router", help="the router in front of shards")
     check = commands.add_parser("check", help="dry run: what an adapter is and whether it fits")
     for command in (serve, shard):
         command.add_argument(
@@ -146,7 +148,14 @@ def _parser() -> argparse.ArgumentParser:
     for command in (serve, router):
         _add_router_flags(command)
     shard.add_argument("--listen", default="127.0.0.1:8101", metavar="HOST:PORT|unix:PATH")
-    router.add_argument("--shard", action="append", required=True, metavar="HOST:PORT|unix:PATH")
+    router.add_argument(
+        "--shard",
+        action="append",
+        required=True,
+        metavar="HOST:PORT|unix:PATH|dns:NAME:PORT",
+        help="a shard, or all that a name has in DNS, asked again every few seconds; repeatable; "
+        "all serve the same model",
+    )
     router.add_argument("--log-format", choices=("text", "json"))
     check.add_argument("reference", metavar="REF", help="hub id, alias or path")
     check.add_argument("--model", metavar="MODEL", help="hub id or folder; none = the demo")
@@ -162,5 +171,8 @@ def _add_router_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grpc-port", type=int, metavar="N", help="also serve gRPC there")
     parser.add_argument(
         "--max-queue", type=int, default=defaults.max_queue, metavar="N", help="then answer 429"
+    )
+    parser.add_argument(
+        "--weights", metavar="FILE", help="JSON: what adapters and API keys are due; else 1 each"
     )
     parser.add_argument("--served-model-name", metavar="NAME", help="another name of the base")

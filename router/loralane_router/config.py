@@ -1,7 +1,9 @@
 """The router's settings: one frozen object, made once by the command line and passed on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from loralane_router.weights import Weights
 
 _PORTS: Final = range(65536)
 
@@ -26,6 +28,8 @@ class RouterConfig:
     max_queue: int = 1024
     #: What clients call the base model beside its own id; None = nothing else.
     served_model_name: str | None = None
+    #: What adapters and API keys are due beside each other.
+    weights: Weights = field(default_factory=Weights)
 
     def __post_init__(self) -> None:
         if not self.shards:
@@ -34,9 +38,9 @@ class RouterConfig:
             raise ValueError(f"a shard is named twice: {', '.join(self.shards)}")
         for address in self.shards:
             _check_address(address)
-        for field, number in (("port", self.port), ("grpc_port", self.grpc_port)):
+        for name, number in (("port", self.port), ("grpc_port", self.grpc_port)):
             if number is not None and number not in _PORTS:
-                raise ValueError(f"{field} must be between 0 and 65535, not {number}")
+                raise ValueError(f"{name} must be between 0 and 65535, not {number}")
         if self.log_format not in ("text", "json"):
             raise ValueError(f"log_format must be text or json, not {self.log_format!r}")
         if self.max_queue < 0:

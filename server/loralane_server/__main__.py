@@ -141,7 +141,7 @@ async def _serve(config: ShardConfig) -> int:
         options=[
             ("grpc.max_receive_message_length", _MESSAGE_BYTES),
             ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_ping_interval_without_data_ms", 500),
+            ("grpc.http2.min_ping_interval_without_data_ms", 200),
             ("grpc.so_reuseport", 0),
         ]
     )

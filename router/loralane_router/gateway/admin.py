@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from loralane_router.errors import RequestError, invalid
-from loralane_router.facts import AdapterEntry, AdapterFacts
+from loralane_router.facts import AdapterEntry, AdapterFacts, AtShard
 from loralane_router.gateway import fields
 from loralane_router.gateway.bodies import hub_key, parse, read_json
 from loralane_router.gateway.failures import Failure
@@ -63,6 +63,7 @@ class VllmUnloadBody(msgspec.Struct):
 def row(entry: AdapterEntry) -> dict[str, object]:
     """Return one adapter as this API shows it; bytes, milliseconds, seconds, unix seconds."""
     facts = entry.facts
+    places = {"shards": [_place(place) for place in entry.shards]} if entry.shards else {}
     return {
         "name": entry.name,
         "reference": entry.reference,
@@ -76,6 +77,19 @@ def row(entry: AdapterEntry) -> dict[str, object]:
         "last_used": facts.last_used,
         "load_ms": facts.load_ms,
         "load_times": asdict(facts.load_times) if facts.load_times else None,
+        **places,
+    }
+
+
+def _place(place: AtShard) -> dict[str, object]:
+    """Return where an adapter is, and as what, if there are several shards."""
+    facts = place.facts
+    return {
+        "shard": place.shard,
+        "digest": facts.digest,
+        "tier": facts.tier,
+        "rows": facts.rows,
+        "pinned": facts.pinned,
     }
 
 
