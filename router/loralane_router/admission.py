@@ -1,23 +1,41 @@
-"""Which waiting requests are admitted now: a pure function of the queues and the shard's room.
+"""Which waiting requests are admitted now: decided from who waits and what room the shard has.
 
-Adapters take turns. An adapter's turn has been outstanding since its first request arrived or
-since it was last served, whichever is later; the longest outstanding goes first. So a burst for
-one adapter never delays another by more than one request per turn.
+**By share.** The best priority goes first, then the flow that was served least (`fairness`), then
+the longest wait. A flow is charged when a request of it is admitted, so flows take turns within one
+call, too. A request waits for its own adapter and its own flow's turn, and for nobody else's.
 
-A request that does not fit is passed over, but not for ever. Once its turn has been outstanding
-for longer than `PATIENCE_S`,
+**By age.** A turn is outstanding since its request arrived, or since its line was last served. Of
+every `AGE_EVERY` admissions the last goes to the turn that has been outstanding longest, if for
+more than `PATIENCE_S`, whatever its priority and its flow's counter. So nobody waits for ever, and
+a flood, however long it waits, gains no more than any other line by waiting.
+
+**Room.** Who does not fit is passed over, but not beyond `PATIENCE_S`. Then,
 * where pages are short, nothing behind it is admitted;
-* where lanes are short, no other adapter may take lanes before it, and the adapters that have held
-  theirs longest get no new rows until enough lanes will come free (they drain and rotate).
+* where lanes are short, those that come free are kept for the `_CLAIMANTS` adapters whose turns
+  have been outstanding longest, and the adapters that have held theirs longest get no new rows
+  until there are enough (they drain and rotate). The others keep the rows busy meanwhile.
 """
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from loralane_router.lines import Group, Line
+    from loralane_router.queues import Queues
 
 #: Seconds that a turn may be passed over, and that an adapter may hold lanes before it drains.
 PATIENCE_S: Final = 2.0
+#: One in so many admissions may go by age: enough to end every wait, too few for age to decide what
+#: share a flow gets.
+AGE_EVERY: Final = 8
+#: Adapters for which lanes are kept and others drain. With 16 wanted, lanes for 4, and 8 rows, one
+#: at a time leaves 6 % of the rows idle; two leave 7 to 13 %, and the longest wait is shorter by a
+#: third; with more, nothing is gained.
+_CLAIMANTS: Final = 2
+#: Lines passed over in one call because their pages do not fit. A shard so full has room for few.
+_MOST_PASSED: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +45,7 @@ class Ask:
     request_id: int
     #: "" = base.
     digest: str
-    #: Pages for its prompt and all it may generate.
+    #: Pages for its prompt and the first tokens of its answer: rows take more as they grow.
     pages: int
     #: Lanes of its adapter; 0 for base.
     lanes: int
@@ -41,21 +59,6 @@ class Ask:
     tokens: int = 0
     #: Lower goes first.
     priority: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The requests that wait for one adapter, in order; never empty."""
-
-    digest: str
-    asks: Sequence[Ask]
-    #: When one of them was last admitted; -inf if never.
-    served: float
-
-    @property
-    def turn(self) -> float:
-        """Since when this adapter's turn has been outstanding."""
-        return max(self.served, self.asks[0].arrived)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,71 +89,114 @@ class Room:
         return self.lanes + sum(h.lanes for h in self.holders.values() if not h.pinned)
 
 
-def admit(lines: Sequence[Line], room: Room, now: float) -> list[Ask]:
-    """Return the requests to admit now, in order; each line gives from its head only."""
-    if room.rows <= 0 or not lines:
+def admit(queues: "Queues", room: Room, now: float) -> list[Ask]:
+    """Take out of the queues who is admitted now, and return them in order."""
+    if room.rows <= 0 or not len(queues):
         return []
-    ordered = sorted(lines, key=lambda line: line.turn)
-    draining = _draining(ordered, room, now)
-    left, most_lanes = _Left(room), room.most_lanes
-    turns = deque((line, 0) for line in ordered if line.digest not in draining)
-    taken: list[Ask] = []
-    while turns and left.rows > 0:
-        line, position = turns.popleft()
-        ask = line.asks[position]
-        if left.fits(ask):
-            left.take(ask)
-            taken.append(ask)
-            if position + 1 < len(line.asks):
-                turns.append((line, position + 1))
-        elif position == 0 and now - line.turn > PATIENCE_S:
-            if left.pages < ask.pages:
-                break
-            left.lanes_reserved = left.lanes_reserved or ask.lanes <= most_lanes
-    return taken
+    turn = _Turn(queues, room, now)
+    admitted: list[Ask] = []
+    while turn.rows > 0 and (ask := turn.take_next()) is not None:
+        admitted.append(ask)
+    queues.restore()
+    return admitted
 
 
-class _Left:
-    """Room that shrinks while `admit` takes from it."""
+def to_drain(needed: int, room: Room, queues: "Queues", now: float) -> frozenset[str]:
+    """Return the holders that get no new rows, so that `needed` lanes come free.
 
-    def __init__(self, room: Room) -> None:
-        self.rows, self.pages, self.lanes = room.rows, room.pages, room.lanes
-        self._holding = set(room.holders)
-        #: Whether lanes are kept for a request that was passed over too long.
-        self.lanes_reserved = False
-
-    def fits(self, ask: Ask) -> bool:
-        if self.pages < ask.pages:
-            return False
-        if not ask.lanes or ask.digest in self._holding:
-            return True
-        return not self.lanes_reserved and ask.lanes <= self.lanes
-
-    def take(self, ask: Ask) -> None:
-        self.rows -= 1
-        self.pages -= ask.pages
-        if ask.lanes and ask.digest not in self._holding:
-            self._holding.add(ask.digest)
-            self.lanes -= ask.lanes
-
-
-def _draining(ordered: Sequence[Line], room: Room, now: float) -> set[str]:
-    """Return the holders that must drain so that the requests passed over too long get lanes."""
-    needed, most_lanes = 0, room.most_lanes
-    for line in ordered:
-        if now - line.turn <= PATIENCE_S:
-            break
-        lanes = line.asks[0].lanes
-        if line.digest not in room.holders and lanes <= most_lanes:
-            needed += lanes
-    if needed <= room.lanes:
-        return set()
+    Those that have held theirs longest. One that did so for less than `PATIENCE_S` drains only if
+    nobody waits for it; a pinned one never does.
+    """
     draining: set[str] = set()
-    coming = room.lanes
+    coming = max(0, room.lanes)
     for digest, holder in sorted(room.holders.items(), key=lambda item: item[1].since):
-        if coming >= needed or now - holder.since <= PATIENCE_S:
+        if coming >= needed:
             break
-        if not holder.pinned:
+        is_due = now - holder.since > PATIENCE_S or not queues.waits_for(digest)
+        if is_due and not holder.pinned:
             draining.add(digest)
             coming += holder.lanes
-    return draining
+    return frozenset(draining)
+
+
+class _Turn:
+    """One call of `admit`: room that shrinks while it takes from the queues."""
+
+    def __init__(self, queues: "Queues", room: Room, now: float) -> None:
+        self.rows = room.rows
+        self._pages, self._lanes = room.pages, max(0, room.lanes)
+        self._most_lanes = room.most_lanes
+        self._queues, self._now = queues, now
+        self._holding = set(room.holders)
+        #: The adapters that are next to get lanes: their turns are overdue. The first goes first.
+        self._claimants = self._find_claimants()
+        needed = sum(group.lanes for group in self._claimants)
+        self._draining = to_drain(needed, room, queues, now)
+
+    def take_next(self) -> Ask | None:
+        """Admit one more request and return it; None if nobody may be now."""
+        by_age = self._next_by_age() if self._queues.since_age >= AGE_EVERY - 1 else None
+        ask = by_age or self._next_by_share()
+        if ask is None or ask.pages > self._pages:
+            return None
+        self._queues.take(ask, self._now, by_age=by_age is not None)
+        self.rows -= 1
+        self._pages -= ask.pages
+        if ask.lanes and ask.digest not in self._holding:
+            self._holding.add(ask.digest)
+            self._lanes -= ask.lanes
+        if any(group.digest == ask.digest for group in self._claimants):
+            self._claimants = self._find_claimants()
+        return ask
+
+    def _next_by_age(self) -> Ask | None:
+        """Return whose turn is overdue, the longest first, if its adapter has lanes for it."""
+        groups = chain(self._queues.groups(self._holding | {""}), self._fitting_claimants())
+        eldest = min(filter(self._is_open, groups), key=lambda group: group.turn, default=None)
+        if eldest is None or not self._is_overdue(eldest):
+            return None
+        return eldest.eldest.oldest
+
+    def _next_by_share(self) -> Ask | None:
+        """Return who is due by share, maybe one whose pages do not fit and are kept for it."""
+        for _ in range(_MOST_PASSED):
+            group = min(self._candidates(), key=lambda group: group.share, default=None)
+            if group is None:
+                return None
+            line = group.best
+            if line.head.pages <= self._pages or self._is_overdue(line):
+                return line.head
+            self._queues.pass_over(group, line)
+        return None
+
+    def _candidates(self) -> "Iterator[Group]":
+        """Yield groups whose adapters have lanes or may take them; the best by share is there."""
+        kept = sum(group.lanes for group in self._claimants)
+        lanes = max(0, self._lanes - kept)
+        yield from self._queues.best(lanes, self._is_open)
+        for group in chain(self._queues.groups(self._holding), self._fitting_claimants()):
+            if group.lanes > lanes and self._is_open(group):
+                yield group
+
+    def _fitting_claimants(self) -> "Iterator[Group]":
+        lanes = self._lanes
+        for group in self._claimants:
+            lanes -= group.lanes
+            if lanes < 0:
+                return
+            yield group
+
+    def _find_claimants(self) -> "list[Group]":
+        def claims(group: "Group") -> bool:
+            fits = 0 < group.lanes <= self._most_lanes and group.digest not in self._holding
+            return fits and group.held_until <= self._now
+
+        return [g for g in self._queues.eldest(_CLAIMANTS, claims) if self._is_overdue(g)]
+
+    def _is_open(self, group: "Group") -> bool:
+        """Whether somebody may be admitted there, as far as the adapter's lanes allow it."""
+        is_held = group.held_until > self._now
+        return not is_held and group.digest not in self._draining and len(group.by_share) > 0
+
+    def _is_overdue(self, waiting: "Group | Line") -> bool:
+        return self._now - waiting.turn > PATIENCE_S

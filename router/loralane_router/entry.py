@@ -52,9 +52,9 @@ class Entry:
     last_tokens: float = 0.0
 
     @property
-    def tokens(self) -> int:
-        """Tokens that its prompt and its answer take at most."""
-        return len(self.admission.prompt) + self.admission.max_tokens
+    def tokens(self) -> tuple[int, int]:
+        """Tokens of its prompt, and of its answer at most, as they are asked of the next shard."""
+        return len(self.admission.prompt), self.admission.max_tokens
 
     def was_refused(self, row: pb.Row) -> bool:
         """Whether the shard had no room after all, and it is worth to ask again."""

@@ -1,7 +1,7 @@
 """The shards behind one router: a link to each, and which of them a request goes to."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +11,7 @@ from loralane_router.config import RouterConfig
 from loralane_router.discovery import Discovery, Lookup, lookup
 from loralane_router.errors import RequestError
 from loralane_router.facts import AdapterFacts
+from loralane_router.fairness import FairShares
 from loralane_router.link import Link
 from loralane_router.metrics import Metrics
 from loralane_router.model import CommonModel, Model
@@ -40,6 +41,8 @@ class Fleet:
 
     def __init__(self, config: RouterConfig, metrics: Metrics, lookup: Lookup = lookup) -> None:
         self.names = Names(config.served_model_name)
+        #: Whose turn it is, on all shards.
+        self.shares = FairShares(config.weights)
         self._model = CommonModel()
         self._metrics = metrics
         self._replays = Replays(self, metrics)
@@ -105,6 +108,11 @@ class Fleet:
             self._looking.cancel()
         await asyncio.gather(*(link.connection.close() for link in self.links))
 
+    async def until(self, holds: Callable[["Fleet"], bool]) -> None:
+        """Return when something is true; it is looked at whenever a shard comes or goes."""
+        while not holds(self):
+            await self._changed.wait()
+
     async def look(self) -> None:
         """Ask again which shards there are: new ones are connected to.
 
@@ -139,6 +147,7 @@ class Fleet:
             self._metrics,
             self._replays.take_over,
             self._note_change,
+            self.shares,
         )
 
     async def _keep_looking(self) -> None:

@@ -43,8 +43,10 @@ class LazyHeap(Generic[T]):
         """Take out an item. Raises KeyError if it is not there."""
         del self._entries[item]
 
-    def first(self, accept: Callable[[T], bool] = lambda _: True) -> T | None:
-        """Return the item with the least key of those that `accept` takes; None if none is."""
+    def first(self, accept: Callable[[T], bool] | None = None) -> T | None:
+        """Return the item with the least key, of those that `accept` takes; None if none is."""
+        if accept is None:
+            return self._heap[0][2] if self._settle() else None
         return next(iter(self.nearest(1, accept)), None)
 
     def nearest(self, most: int, accept: Callable[[T], bool] = lambda _: True) -> list[T]:
@@ -67,7 +69,6 @@ class LazyHeap(Generic[T]):
         live = [entry for entry in self._heap if self._counts(entry)]
         assert len(live) == len(self._entries)
         assert all(key <= self._key(item) for key, _, item in live)
-        assert len(self._heap) <= 2 * max(len(self._entries), len(live)) + 8 or not live
 
     def _counts(self, entry: tuple[Any, int, T]) -> bool:
         return self._entries.get(entry[2]) == entry[1]

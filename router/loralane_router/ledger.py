@@ -1,11 +1,11 @@
-"""What the shard holds for this router, counted by the router itself.
+"""The room that is left on a shard: what it last reported, less what it cannot have counted yet.
 
-An admission counts from the moment it is sent, so nothing is admitted twice into the same room,
-however late the shard's messages are. What the shard reports beyond that count belongs to somebody
-else (another router, rows that are being cleared) and is left alone while it lasts.
+A report says how many admissions of this stream it counts (`StepReply.admitted`). Those sent since
+are taken off here, so nothing is admitted twice into the same room, however late reports are.
+Whatever else a report shows (another router's rows, rows that are being cleared) is simply so.
 """
 
-from collections.abc import Mapping
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,9 @@ from loralane_router.facts import AdapterFacts
 
 #: Seconds after which a request that pinned adapters keep out may come back.
 _PINNED_RETRY_S: Final = 1.0
+#: Pages that a row is admitted with beyond its prompt's. With fewer it would soon stop another row,
+#: or be stopped, for its answer's first tokens; many would keep rows out for tokens never made.
+HEADROOM_PAGES: Final = 2
 
 
 @dataclass(slots=True)
@@ -26,40 +29,40 @@ class _Use:
     since: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Others:
-    rows: int = 0
-    pages: int = 0
-    lanes: int = 0
-
-
 class Ledger:
     """Rows, pages and lanes of one connection to one shard. Owned by the dispatcher."""
 
     def __init__(self, capacity: pb.Capacity) -> None:
         self._capacity = capacity
-        self._rows = 0
-        self._pages = 0
+        #: Adapters of rows that were admitted and have not ended.
         self._in_use: dict[str, _Use] = {}
         self._pinned: dict[str, int] = {}
-        self._others = _Others()
+        #: Admissions that the last report does not count, as they were sent.
+        self._uncounted: deque[Ask] = deque()
+        self._sent = 0
+        self._rows = 0
 
     @property
     def capacity(self) -> pb.Capacity:
         """What the shard reported last."""
         return self._capacity
 
+    @property
+    def uncounted_tokens(self) -> int:
+        """Of prompts that were admitted and that the last report does not count."""
+        return sum(ask.tokens for ask in self._uncounted)
+
     def pages(self, tokens: int) -> int:
         """Return how many pages so many tokens take."""
         return -(-tokens // max(1, self._capacity.page_tokens))
 
-    def needed_pages(self, tokens: int, adapter: AdapterFacts) -> int:
-        """Return how many pages so many tokens take.
+    def needed_pages(self, prompt: int, max_tokens: int, adapter: AdapterFacts) -> int:
+        """Return how many pages must be free when a row with such a prompt is admitted.
 
-        Raises RequestError if the shard could not hold them, or the adapter's lanes, even if it
-        were empty.
+        Raises RequestError if the shard could not hold it to its end, or the adapter's lanes, even
+        if it were empty.
         """
-        pages, capacity = self.pages(tokens), self._capacity
+        pages, capacity = self.pages(prompt + max_tokens), self._capacity
         if pages > capacity.pages_total:
             raise RequestError(
                 pb.ERROR_KIND_INVALID_REQUEST,
@@ -74,7 +77,7 @@ class Ledger:
                 f"the adapter takes {lanes} lanes and the shard has {capacity.lanes_total}",
             )
         self.check_pins(adapter.digest, lanes)
-        return pages
+        return min(pages, self.pages(prompt) + HEADROOM_PAGES)
 
     def check_pins(self, digest: str, lanes: int) -> None:
         """Raise RequestError if an adapter can have no lanes before another is unpinned."""
@@ -91,56 +94,57 @@ class Ledger:
         """Whether an admitted request refers to this adapter."""
         return digest in self._in_use
 
-    def pin(self, adapter: AdapterFacts) -> None:
-        """Note whether an adapter keeps its lanes when no row uses it."""
-        if adapter.pinned and adapter.tier == "device":
-            self._pinned[adapter.digest] = adapter.lanes
-        else:
-            self._pinned.pop(adapter.digest, None)
+    def pin(self, adapter: AdapterFacts) -> bool:
+        """Note whether an adapter keeps its lanes when no row uses it. Return if that is new."""
+        if not adapter.pinned or adapter.tier != "device":
+            return self.unpin(adapter.digest)
+        is_new = self._pinned.get(adapter.digest) != adapter.lanes
+        self._pinned[adapter.digest] = adapter.lanes
+        return is_new
 
-    def unpin(self, digest: str) -> None:
-        """Note that the shard has forgotten an adapter, pin and all."""
-        self._pinned.pop(digest, None)
+    def unpin(self, digest: str) -> bool:
+        """Note that an adapter is not pinned, or forgotten. Return whether it was."""
+        return self._pinned.pop(digest, None) is not None
 
     def take(self, ask: Ask, now: float) -> None:
         """Count a request as admitted."""
+        self._sent += 1
         self._rows += 1
-        self._pages += ask.pages
+        self._uncounted.append(ask)
         if ask.lanes:
             use = self._in_use.setdefault(ask.digest, _Use(ask.lanes, 0, now))
             use.rows += 1
 
     def release(self, ask: Ask) -> None:
-        """Count a request as ended, as the shard said."""
+        """Count a request as ended, as the shard said; so it had counted it."""
+        if ask in self._uncounted:
+            self._uncounted.remove(ask)
         self._rows -= 1
-        self._pages -= ask.pages
         if ask.lanes:
             use = self._in_use[ask.digest]
             use.rows -= 1
             if not use.rows:
                 del self._in_use[ask.digest]
 
-    def observe(self, capacity: pb.Capacity) -> None:
-        """Compare with what the shard reports after a step."""
+    def observe(self, capacity: pb.Capacity, admitted: int) -> None:
+        """Take over a report that counts so many admissions of this stream."""
         self._capacity = capacity
-        self._others = _Others(
-            rows=max(0, capacity.rows_total - capacity.rows_free - self._rows),
-            pages=max(0, capacity.pages_total - capacity.pages_free - self._pages),
-            lanes=max(0, capacity.lanes_in_use - self._held_lanes()),
-        )
+        while self._uncounted and self._sent - len(self._uncounted) < admitted:
+            self._uncounted.popleft()
 
     def room(self) -> Room:
-        """Return what may still be admitted.
-
-        With nothing of our own on the shard no step comes, so a report that says "full" would
-        never be corrected: then only totals count, and the shard may refuse.
-        """
-        others = self._others if self._rows else _Others()
+        """Return what may still be admitted."""
+        capacity, pinned = self._capacity, self._pinned
+        # Pages that rows the report counts have still to take for their prompts are not free.
+        pending = capacity.pending_tokens // max(1, capacity.page_tokens)
+        pages = pending + sum(ask.pages for ask in self._uncounted)
+        lanes = sum(self._in_use[digest].lanes for digest in self._uncounted_adapters())
         return Room(
-            rows=self._capacity.rows_total - self._rows - others.rows,
-            pages=self._capacity.pages_total - self._pages - others.pages,
-            lanes=self._capacity.lanes_total - self._held_lanes() - others.lanes,
-            holders=self._holders(),
+            rows=capacity.rows_free - len(self._uncounted),
+            pages=capacity.pages_free - pages,
+            lanes=capacity.lanes_total - capacity.lanes_in_use - lanes,
+            holders={d: Holder(lanes, 0.0, True) for d, lanes in pinned.items()}
+            | {d: Holder(u.lanes, u.since, d in pinned) for d, u in self._in_use.items()},
         )
 
     def pinned_lanes(self, without: str) -> int:
@@ -150,16 +154,12 @@ class Ledger:
     def check(self) -> None:
         """Assert that the counts add up."""
         assert self._rows >= 0
-        assert self._pages >= 0
         assert all(use.rows > 0 for use in self._in_use.values())
-        assert self._rows or (not self._pages and not self._in_use)
+        assert sum(use.rows for use in self._in_use.values()) <= self._rows
+        assert len(self._uncounted) <= min(self._rows, self._sent)
 
-    def _holders(self) -> Mapping[str, Holder]:
-        pinned = {d: Holder(lanes, 0.0, True) for d, lanes in self._pinned.items()}
-        used = {
-            d: Holder(use.lanes, use.since, d in self._pinned) for d, use in self._in_use.items()
-        }
-        return pinned | used
-
-    def _held_lanes(self) -> int:
-        return sum(holder.lanes for holder in self._holders().values())
+    def _uncounted_adapters(self) -> set[str]:
+        """Return the adapters in use of which the last report counts no row, and no pin."""
+        new = Counter(ask.digest for ask in self._uncounted if ask.lanes)
+        in_use, pinned = self._in_use, self._pinned
+        return {d for d, rows in new.items() if in_use[d].rows == rows and d not in pinned}

@@ -13,6 +13,7 @@ from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
 from loralane_router.exposition import ShardState
 from loralane_router.facts import BASE, AdapterFacts
+from loralane_router.fairness import FairShares
 from loralane_router.metrics import Metrics
 from loralane_router.model import CommonModel
 from loralane_router.names import Names
@@ -42,10 +43,11 @@ class Link:
         metrics: Metrics,
         hand_back: HandBack,
         on_change: Callable[[], None],
+        shares: FairShares,
     ) -> None:
         self.address = address
         self.registry = Registry(names)
-        self.dispatcher = Dispatcher(metrics, hand_back)
+        self.dispatcher = Dispatcher(metrics, hand_back, shares=shares)
         self.connection = Connection(
             address, self.dispatcher, self.registry, names, model, metrics, on_change
         )

@@ -1,6 +1,5 @@
 """How busy one shard is with what this router gave it: a pure view of its queues and ledger."""
 
-import math
 from dataclasses import dataclass
 
 from loralane_router.ledger import Ledger
@@ -28,8 +27,8 @@ def load_of(queues: Queues, ledger: Ledger) -> Load:
         rows_free=max(0, room.rows),
         waiting=len(queues),
         decoding=capacity.rows_total - capacity.rows_free,
-        pending_tokens=capacity.pending_tokens,
-        queued_tokens=sum(a.tokens for line in queues.lines(math.inf) for a in line.asks),
+        pending_tokens=capacity.pending_tokens + ledger.uncounted_tokens,
+        queued_tokens=queues.tokens,
         step_ms=capacity.step_ms,
         token_ms=capacity.token_ms,
         lanes_total=capacity.lanes_total,

@@ -114,7 +114,7 @@ class Replays:
             placed = await self._shards.place(asked, entry.token, avoid)
             link, adapter = placed.link, placed.adapter
             try:
-                entry.readdress(adapter, link.dispatcher.needed_pages(entry.tokens, adapter))
+                entry.readdress(adapter, link.dispatcher.needed_pages(*entry.tokens, adapter))
                 return link
             except RequestError:
                 avoid |= {link.address}

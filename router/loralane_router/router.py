@@ -181,7 +181,7 @@ class Router:
         arrived: float,
     ) -> Generation:
         link, adapter = placed.link, placed.adapter
-        pages = link.dispatcher.needed_pages(len(prompt) + max_tokens, adapter)
+        pages = link.dispatcher.needed_pages(len(prompt), max_tokens, adapter)
         # After all that a client can get wrong: those who are told "overloaded" come back.
         self._refuse_beyond_queue(self.fleet.waiting - self.fleet.free_rows)
         seed = request.parameters.seed
@@ -202,6 +202,7 @@ class Router:
             adapter.lanes,
             arrived,
             adapter.is_cold,
+            self.fleet.shares.flow_of(request.key, accepted.adapter, adapter.digest),
             tokens=len(prompt),
             priority=request.priority,
         )
