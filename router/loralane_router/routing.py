@@ -5,10 +5,16 @@ One score in seconds, so that load and residency are weighed against each other 
     prompts ahead of it, and its own     tokens still to be computed there, in steps beside decoding
   + a free row                           rows end at a steady rate; it waits for its turn
   + its adapter                          by the tier where it is on that shard, behind other loads
-  + lanes                                if all are in use: until enough adapters are idle
+  + lanes                                until enough adapters are idle, if all lanes are in use
+  + scarcity                             lanes that it takes from adapters not on the device
+
+The last is what the choice costs those who come later: the fewer lanes are idle, the likelier
+somebody will wait for the ones that this adapter occupies. Without it cold adapters pile up where
+prompts are short, and nearly all who are late there are late for want of lanes.
 
 No adapter has a home. A shard that holds it wins while it is free soon enough, else another one
-loads it too: so hot adapters spread, and cold ones stay where they are.
+loads it too: so hot adapters spread, and cold ones stay where they are. The constants were chosen
+with the simulator (`python -m bench.sim`); half or twice as much of any changes little.
 """
 
 from collections.abc import Sequence
@@ -23,6 +29,10 @@ DEFAULT_TOKEN_MS: Final = 0.1
 STEP_TOKENS: Final = 512
 #: Steps that a row lasts on average: about what chat answers have in tokens.
 ROW_STEPS: Final = 200
+#: Rows that end for each adapter that becomes idle: most end beside others of the same adapter.
+ROWS_FOR_AN_IDLE_ADAPTER: Final = 3
+#: What lanes cost others when all are in use, in lifetimes of a row.
+SCARCITY: Final = 0.2
 #: Seconds before an adapter is ready, by tier: a copy to the device, a read from disk, a download.
 TIER_S: Final = {"device": 0.0, "loading": 0.25, "host": 0.03, "disk": 0.1, "remote": 0.5}
 
@@ -85,27 +95,30 @@ def choose(views: Sequence[ShardView], need: Need, turn: int = 0) -> int:
 
 
 def expected_s(view: ShardView, need: Need) -> float:
-    """Return the seconds until this request would have its first token on this shard."""
+    """Return the seconds until this request would have its first token on this shard.
+
+    What it would cost others there (scarcity) is added.
+    """
     step_s = (view.step_ms or DEFAULT_STEP_MS) / 1e3
     token_s = (view.token_ms or DEFAULT_TOKEN_MS) / 1e3
     ahead = view.pending_tokens + view.queued_tokens + need.tokens
-    prefill_s = step_s + ahead * (token_s + step_s / STEP_TOKENS)
-    row_s = 0.0
-    if view.waiting >= view.rows_free:
-        short = view.waiting + 1 - view.rows_free
-        row_s = short * ROW_STEPS * step_s / max(1, view.rows_total)
-    return prefill_s + row_s + _ready_s(view, need, step_s)
+    seconds = step_s + ahead * (token_s + step_s / STEP_TOKENS)
+    if (short := view.waiting + 1 - view.rows_free) > 0:
+        seconds += short * ROW_STEPS * step_s / max(1, view.rows_total)
+    if need.lanes and view.tier != "device":
+        seconds += _ready_s(view, need, ROW_STEPS * step_s)
+    return seconds
 
 
-def _ready_s(view: ShardView, need: Need, step_s: float) -> float:
-    if not need.lanes or view.tier == "device":
-        return 0.0
-    if view.tier == "loading":
-        return TIER_S["loading"]
-    seconds = TIER_S[view.tier] + view.loads * TIER_S["host"]
-    short = need.lanes + view.lanes_in_use - view.lanes_total
-    if short > 0:
-        seconds += short * ROW_STEPS * step_s / max(1, view.lanes_in_use)
+def _ready_s(view: ShardView, need: Need, row_s: float) -> float:
+    """Return how long an adapter takes that is not on the device; row_s: how long a row lasts."""
+    seconds, in_use = TIER_S[view.tier], view.lanes_in_use
+    if view.tier != "loading":
+        seconds += view.loads * TIER_S["host"]
+        seconds += SCARCITY * row_s * in_use / max(1, view.lanes_total)
+        in_use += need.lanes
+    if (short := in_use - view.lanes_total) > 0:
+        seconds += short * ROWS_FOR_AN_IDLE_ADAPTER * row_s / max(1, view.lanes_in_use)
     return seconds
 
 
