@@ -114,8 +114,11 @@ class Streams:
     async def wait_for(self, tokens: int) -> None:
         """Return when every stream has so many tokens; RuntimeError if one ended before."""
         while min(map(len, self._events)) < tokens:
-            if any(task.done() for task in self._tasks):
-                raise RuntimeError("a stream ended before the kill; ask for more --new-tokens")
+            for answer in (task.result() for task in self._tasks if task.done()):
+                raise RuntimeError(
+                    f"{answer.tenant} ended with status {answer.status} and {answer.counted} "
+                    f"tokens before all had {tokens}; ask for more --new-tokens if it was complete"
+                )
             await asyncio.sleep(_TICK_S)
 
     async def answers(self) -> list[Answer]:
