@@ -7,7 +7,8 @@ PROTO := .venv-proto
 PIP := -m pip --disable-pip-version-check install --progress-bar on
 
 .PHONY: setup demo serve test cases fuzz soak check proto bench bench-cold bench-storm \
-	bench-flood bench-rotation bench-overload bench-long-prompt bench-failover clean
+	bench-flood bench-rotation bench-overload bench-long-prompt bench-failover \
+	bench-sim bench-plots clean
 
 setup: $(VENV)/.runtime
 
@@ -68,6 +69,14 @@ bench-long-prompt: $(VENV)/.dev
 
 bench-failover: $(VENV)/.dev
 	$(BIN)/python -m bench.failover
+
+# Minutes; the figures do not depend on the machine. SIM="--quick": the table alone, on less.
+bench-sim: $(VENV)/.dev
+	$(BIN)/python -m bench.sim $(SIM)
+
+# Pictures in docs/img from bench/results.
+bench-plots: $(VENV)/.dev
+	$(BIN)/python -m bench.plots
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(PROTO)

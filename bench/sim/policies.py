@@ -17,7 +17,7 @@ from loralane_router.routing import Need, choose
 from bench.sim.front import Front
 from bench.sim.shard import Row
 
-#: Bounded loads: how far above the mean a shard's load may be (what Envoy's documentation suggests).
+#: Bounded loads: how far above the mean a load may be (what the documentation of Envoy suggests).
 _BOUND: Final = 1.25
 #: llm-d reads metrics so often, seconds; a shard's KV cache holds so many tokens.
 _SCRAPE_S: Final = 0.05

@@ -87,11 +87,12 @@ def choose(views: Sequence[ShardView], need: Need, turn: int = 0) -> int:
     """
     if not views:
         raise ValueError("there is no shard to choose from")
-    count = len(views)
-    return min(
-        range(count),
-        key=lambda i: (expected_s(views[i], need), _requests(views[i]), (i - turn) % count),
-    )
+    seconds = [expected_s(view, need) for view in views]
+    least = min(seconds)
+    if seconds.count(least) == 1:
+        return seconds.index(least)
+    equals = [i for i, expected in enumerate(seconds) if expected == least]
+    return min(equals, key=lambda i: (_requests(views[i]), (i - turn) % len(views)))
 
 
 def expected_s(view: ShardView, need: Need) -> float:
@@ -103,22 +104,25 @@ def expected_s(view: ShardView, need: Need) -> float:
     token_s = (view.token_ms or DEFAULT_TOKEN_MS) / 1e3
     ahead = view.pending_tokens + view.queued_tokens + need.tokens
     seconds = step_s + ahead * (token_s + step_s / STEP_TOKENS)
-    if (short := view.waiting + 1 - view.rows_free) > 0:
+    if view.waiting >= view.rows_free:
+        short = view.waiting + 1 - view.rows_free
         seconds += short * ROW_STEPS * step_s / max(1, view.rows_total)
-    if need.lanes and view.tier != "device":
+    if view.tier != "device" and need.lanes:
         seconds += _ready_s(view, need, ROW_STEPS * step_s)
     return seconds
 
 
 def _ready_s(view: ShardView, need: Need, row_s: float) -> float:
     """Return how long an adapter takes that is not on the device; row_s: how long a row lasts."""
-    seconds, in_use = TIER_S[view.tier], view.lanes_in_use
-    if view.tier != "loading":
-        seconds += view.loads * TIER_S["host"]
-        seconds += SCARCITY * row_s * in_use / max(1, view.lanes_total)
-        in_use += need.lanes
-    if (short := in_use - view.lanes_total) > 0:
-        seconds += short * ROWS_FOR_AN_IDLE_ADAPTER * row_s / max(1, view.lanes_in_use)
+    in_use = view.lanes_in_use
+    if view.tier == "loading":
+        seconds, short = TIER_S["loading"], in_use - view.lanes_total
+    else:
+        scarcity = SCARCITY * row_s * in_use / max(1, view.lanes_total)
+        seconds = TIER_S[view.tier] + view.loads * TIER_S["host"] + scarcity
+        short = in_use + need.lanes - view.lanes_total
+    if short > 0:
+        seconds += short * ROWS_FOR_AN_IDLE_ADAPTER * row_s / max(1, in_use)
     return seconds
 
 
