@@ -1,121 +1,194 @@
-"""Who is admitted: fair in turns, never beyond capacity, nobody passed over for ever."""
+"""Who is admitted: by share, never beyond the room, nobody passed over for ever."""
 
-from collections import deque
+from itertools import count
 
 from hypothesis import given
 from hypothesis import strategies as st
-from loralane_router.admission import PATIENCE_S, Ask, Holder, Line, Room, admit
+from loralane_router.admission import AGE_EVERY, PATIENCE_S, Ask, Holder, Room, admit, to_drain
+from loralane_router.fairness import FairShares
+from loralane_router.queues import Queues
+from loralane_router.weights import Weights
 
-NEVER = float("-inf")
+LATE = PATIENCE_S + 0.1
+ids = count()
 
 
-def line(digest, count=1, *, arrived=0.0, pages=1, lanes=8, served=NEVER) -> Line:
+def ask(digest="", *, arrived=0.0, pages=1, lanes=8, flow=None, tokens=1, priority=0) -> Ask:
     lanes = lanes if digest else 0
-    asks = [Ask(next_id(), digest, pages, lanes, arrived + i * 1e-6) for i in range(count)]
-    return Line(digest, deque(asks), served)
+    flow = digest if flow is None else flow
+    return Ask(next(ids), digest, pages, lanes, arrived, False, flow, tokens, priority)
 
 
-def next_id(counter=[0]) -> int:  # noqa: B006 - ids need only differ
-    counter[0] += 1
-    return counter[0]
+def waiting(*asks: Ask) -> Queues:
+    queues = Queues()
+    for one in asks:
+        queues.append(one)
+    return queues
 
 
 def digests(asks) -> list[str]:
     return [ask.digest for ask in asks]
 
 
-def test_adapters_take_turns_and_who_waited_longest_begins():
-    lines = [line("chatty", 5, arrived=1.0), line("quiet", 1, arrived=0.5), line("", 2, arrived=2)]
+def test_flows_take_turns_within_one_call():
+    queues = waiting(*[ask("chatty") for _ in range(5)], ask("quiet"), ask(), ask())
 
-    admitted = admit(lines, Room(rows=6, pages=99, lanes=99), now=2.0)
+    admitted = admit(queues, Room(rows=6, pages=99, lanes=99), now=0.0)
 
-    assert digests(admitted) == ["quiet", "chatty", "", "chatty", "", "chatty"]
-
-
-def test_who_was_just_served_goes_behind_whoever_waits_since_before():
-    chatty = line("chatty", 100, arrived=0.0, served=5.0)
-    quiet = line("quiet", arrived=4.0)
-
-    assert digests(admit([chatty, quiet], Room(1, 99, 99), now=6.0)) == ["quiet"]
+    assert digests(admitted) == ["chatty", "quiet", "", "chatty", "", "chatty"]
+    assert len(queues) == 2
+    queues.check()
 
 
-def test_a_stream_of_new_adapters_does_not_starve_a_served_one():
-    old = line("old", 2, arrived=0.0, served=5.0)
-    new = line("new", arrived=5.5)
+def test_a_flow_that_was_served_more_waits_until_the_others_have_caught_up():
+    queues = waiting(ask("greedy", tokens=0), ask("modest", tokens=0))
+    queues._shares.charge("greedy", generated=3)
+    for _ in range(9):
+        queues.append(ask("modest"))
 
-    assert digests(admit([old, new], Room(1, 99, 99), now=6.0)) == ["old"]
+    admitted = admit(queues, Room(rows=8, pages=99, lanes=99), now=0.0)
+
+    assert digests(admitted) == ["modest"] * 7 + ["greedy"]
+
+
+def test_a_flow_gets_what_its_weight_says():
+    shares = FairShares(Weights.parse({"adapters": {"gold": 3}}))
+    queues = Queues(shares)
+    for digest in ["digest of gold", "plain"] * 20:
+        name = digest.removeprefix("digest of ")
+        queues.append(ask(digest, flow=shares.flow_of(None, name, digest)))
+
+    admitted = admit(queues, Room(rows=16, pages=99, lanes=99), now=0.0)
+
+    assert digests(admitted).count("digest of gold") == 12
 
 
 def test_an_adapter_in_use_needs_no_more_lanes():
     room = Room(rows=2, pages=99, lanes=0, holders={"a": Holder(8, since=0.0)})
 
-    assert digests(admit([line("a", 2), line("b"), line("")], room, now=0.0)) == ["a", ""]
+    assert digests(admit(waiting(ask("b"), ask("a"), ask("a"), ask()), room, 0.0)) == ["a", ""]
+
+
+def test_one_key_waits_for_each_of_its_adapters_by_itself():
+    queues = waiting(ask("no lanes", flow="key"), ask("in use", flow="key"))
+    room = Room(rows=2, pages=99, lanes=0, holders={"in use": Holder(8, since=0.0)})
+
+    assert digests(admit(queues, room, now=0.0)) == ["in use"]
 
 
 def test_who_does_not_fit_is_passed_over_for_a_while():
-    big, small = line("", arrived=0.0, pages=9), line("a", arrived=1.0)
+    big, small = ask(pages=9), ask("a", tokens=5)
 
-    assert digests(admit([big, small], Room(4, 8, 8), now=1.0)) == ["a"]
+    assert admit(waiting(big, small), Room(4, 8, 8), now=1.0) == [small]
+
+
+def test_who_is_passed_over_for_pages_does_not_hold_up_its_adapters_other_flows():
+    big, small = ask("a", pages=9, flow="x"), ask("a", flow="y")
+
+    assert admit(waiting(big, small), Room(4, 8, 8), now=1.0) == [small]
 
 
 def test_who_waited_too_long_for_pages_is_not_passed_over():
-    big, small = line("", arrived=0.0, pages=9), line("a", arrived=1.0)
+    queues = waiting(ask(pages=9), ask("a"))
 
-    assert admit([big, small], Room(4, 8, 8), now=PATIENCE_S + 0.1) == []
+    assert admit(queues, Room(4, 8, 8), now=LATE) == []
+    assert len(queues) == 2
+    queues.check()
 
 
 def test_who_waited_too_long_for_lanes_gets_the_next_ones():
-    wide, narrow = line("wide", arrived=0.0, lanes=16), line("narrow", arrived=1.0)
+    def queues() -> Queues:
+        return waiting(ask("wide", lanes=16), ask("narrow", arrived=1.0), ask(arrived=1.0))
+
     room = Room(4, 99, lanes=8, holders={"busy": Holder(8, since=0.0)})
 
-    early = admit([wide, narrow, line("")], room, now=1.0)
-    late = admit([wide, narrow, line("")], room, now=PATIENCE_S + 0.1)
+    early, late = admit(queues(), room, now=1.0), admit(queues(), room, now=LATE)
 
-    assert digests(early) == ["narrow", ""] or digests(early) == ["", "narrow"]
+    assert digests(early) == ["narrow", ""]
     assert digests(late) == [""]
 
 
 def test_the_longest_holder_drains_for_who_waited_too_long():
-    lines = [line("first", arrived=3.0), line("second", arrived=3.0), line("starved", arrived=0.5)]
+    queues = waiting(ask("first", arrived=3.0), ask("second", arrived=3.0), ask("starved"))
     holders = {"first": Holder(8, since=0.0), "second": Holder(8, since=1.0)}
 
-    admitted = admit(lines, Room(4, 99, lanes=0, holders=holders), now=3.5)
+    assert digests(admit(queues, Room(4, 99, 0, holders), now=3.5)) == ["second"]
 
-    assert digests(admitted) == ["second"]
+
+def test_a_holder_drains_before_its_patience_is_over_only_if_nobody_waits_for_it():
+    queues = waiting(ask("busy"))
+    holders = {"busy": Holder(8, since=3.0), "idle": Holder(8, since=3.1)}
+
+    assert to_drain(16, Room(4, 99, 0, holders), queues, now=3.5) == {"idle"}
+    assert to_drain(8, Room(4, 99, 8, holders), queues, now=3.5) == frozenset()
 
 
 def test_pinned_adapters_do_not_drain():
-    lines = [line("pinned", arrived=3.0), line("starved", arrived=0.0)]
+    queues = waiting(ask("pinned", arrived=3.0), ask("starved"))
     holders = {"pinned": Holder(8, since=0.0, pinned=True)}
 
-    admitted = admit(lines, Room(4, 99, lanes=0, holders=holders), now=9.0)
-
-    assert digests(admitted) == ["pinned"]
+    assert digests(admit(queues, Room(4, 99, 0, holders), now=9.0)) == ["pinned"]
 
 
 def test_lanes_are_not_kept_for_who_could_not_use_them():
-    lines = [line("too wide", arrived=0.0, lanes=24), line("fits", arrived=1.0)]
+    queues = waiting(ask("too wide", lanes=24), ask("fits", arrived=1.0))
     holders = {"pinned": Holder(16, since=0.0, pinned=True)}
 
-    admitted = admit(lines, Room(4, 99, lanes=16, holders=holders), now=9.0)
+    assert digests(admit(queues, Room(4, 99, 16, holders), now=9.0)) == ["fits"]
 
-    assert digests(admitted) == ["fits"]
+
+def test_one_admission_in_so_many_goes_by_age_whatever_priority_and_counter_say():
+    queues = waiting(ask("late", priority=9, arrived=1.0), ask("later", priority=9, arrived=1.1))
+    for _ in range(3 * AGE_EVERY):
+        queues.append(ask("urgent", arrived=8.0))
+
+    admitted = admit(queues, Room(2 * AGE_EVERY, 99, 99), now=9.0)
+
+    urgent = ["urgent"] * (AGE_EVERY - 1)
+    assert digests(admitted) == [*urgent, "late", *urgent, "later"]
+
+
+def test_by_age_a_request_is_not_behind_more_urgent_ones_of_its_own_line():
+    queues = waiting(ask("a", priority=9, tokens=0))
+    for _ in range(3 * AGE_EVERY):
+        queues.append(ask("a", arrived=8.9, tokens=0))
+
+    admitted = admit(queues, Room(2 * AGE_EVERY, 99, 99), now=9.0)
+
+    assert [one.priority for one in admitted].index(9) == AGE_EVERY - 1
+
+
+def test_a_flood_does_not_gain_by_age():
+    queues = waiting(*[ask("flood") for _ in range(100)])
+    admit(queues, Room(1, 99, 99), now=9.0)
+
+    for _ in range(AGE_EVERY):
+        queues.append(ask("victim", arrived=9.0))
+    admitted = admit(queues, Room(2 * AGE_EVERY, 99, 99), now=9.0)
+
+    assert digests(admitted).count("victim") == AGE_EVERY
 
 
 @st.composite
 def situations(draw):
-    names = ["", "a", "b", "c", "d"]
-    lines = [
-        line(
-            name,
-            draw(st.integers(1, 4)),
-            arrived=draw(st.floats(0, 10)),
-            pages=draw(st.integers(1, 5)),
-            lanes=draw(st.sampled_from([8, 16])),
-            served=draw(st.sampled_from([NEVER, 1.0, 9.0])),
+    queues = Queues()
+    for flow in draw(st.sets(st.sampled_from("vwxyz"))):
+        queues._shares.charge(flow, generated=draw(st.integers(0, 9)))
+    wide = draw(st.sets(st.sampled_from("abcd")))
+    for _ in range(draw(st.integers(0, 12))):
+        digest = draw(st.sampled_from(["", "a", "b", "c", "d"]))
+        queues.append(
+            ask(
+                digest,
+                arrived=draw(st.floats(0, 10)),
+                pages=draw(st.integers(1, 5)),
+                lanes=16 if digest in wide else 8,
+                flow=draw(st.sampled_from("vwxyz")),
+                tokens=draw(st.integers(0, 9)),
+                priority=draw(st.integers(-1, 1)),
+            )
         )
-        for name in draw(st.sets(st.sampled_from(names)))
-    ]
+    queues.since_age = draw(st.integers(0, AGE_EVERY))
     holders = {
         name: Holder(8, draw(st.floats(0, 10)), draw(st.booleans()))
         for name in draw(st.sets(st.sampled_from(["a", "b", "x"])))
@@ -123,53 +196,30 @@ def situations(draw):
     room = Room(
         draw(st.integers(-1, 8)), draw(st.integers(-1, 20)), draw(st.integers(-8, 40)), holders
     )
-    return lines, room
+    return queues, room
 
 
 @given(situations())
-def test_admission_is_within_capacity_in_order_and_loses_nobody(situation):
-    lines, room = situation
+def test_admission_is_within_the_room_and_loses_nobody(situation):
+    queues, room = situation
+    before = set(queues._places)
 
-    admitted = admit(lines, room, now=10.0)
+    admitted = admit(queues, room, now=10.0)
 
     new_lanes = {a.digest: a.lanes for a in admitted if a.digest not in room.holders and a.lanes}
     assert len(admitted) <= max(0, room.rows)
     assert sum(a.pages for a in admitted) <= max(0, room.pages)
     assert sum(new_lanes.values()) <= max(0, room.lanes)
-    for one in lines:
-        mine = [a for a in admitted if a.digest == one.digest]
-        assert mine == list(one.asks)[: len(mine)]
-    assert len({a.request_id for a in admitted}) == len(admitted)
+    taken = [a.request_id for a in admitted]
+    assert sorted([*taken, *queues._places]) == sorted(before)
+    queues.check()
 
 
 @given(situations())
 def test_an_empty_shard_always_admits_somebody(situation):
-    lines, _ = situation
+    queues, _ = situation
+    anybody = len(queues) > 0
 
-    admitted = admit(lines, Room(rows=1, pages=5, lanes=16), now=10.0)
+    admitted = admit(queues, Room(rows=1, pages=5, lanes=16), now=10.0)
 
-    assert bool(admitted) == bool(lines)
-
-
-def test_rotation_ends_starvation_when_one_adapter_fills_the_pool():
-    """A, A, A, ... with lanes for one adapter only: B is served after patience and one drain."""
-    now, holders, served_b = 0.0, {}, None
-    chatty, quiet = line("A", 100), line("B", arrived=0.1)
-    running: deque[tuple[float, str]] = deque()
-    while served_b is None and now < 60:
-        while running and running[0][0] <= now:
-            running.popleft()
-        in_use = {digest for _, digest in running}
-        holders = {d: h for d, h in holders.items() if d in in_use}
-        room = Room(2 - len(running), 99, 8 - 8 * len(holders), holders)
-        for ask in admit([chatty, quiet], room, now):
-            running.append((now + 1.5, ask.digest))
-            holders.setdefault(ask.digest, Holder(8, now))
-            if ask.digest == "B":
-                served_b = now
-            else:
-                chatty = Line("A", deque(list(chatty.asks)[1:]), now)
-        now += 0.5
-
-    assert served_b is not None
-    assert served_b <= PATIENCE_S + 2 * 1.5
+    assert bool(admitted) == anybody
