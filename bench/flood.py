@@ -30,7 +30,7 @@ from bench.model import DEFAULT_FOLDER, VOCAB, ready
 from bench.promises import Promise, at_least, at_most, conclude, within
 from bench.report import save
 from bench.stream import Client, Server, leave_imports_alone
-from bench.tallies import by_tenant, rate_within, sent_within, served, statuses
+from bench.tallies import by_tenant, capacity, rate_within, sent_within, served, statuses
 from bench.traffic import Answer, CpuShare, Fresh, Traffic, closed_loop, poisson, together
 from bench.windows import Window
 from demo.serving import serving
@@ -186,7 +186,7 @@ async def _plan(client: Client, work: Work, args: argparse.Namespace) -> Plan:
     await closed_loop(client, work.adapters, fresh, args.warm)
     began = time.perf_counter()
     answers = await closed_loop(client, work.adapters * args.streams, fresh, args.capacity)
-    can = rate_within(answers, Window(began, began + args.capacity)) / work.new_tokens
+    can = capacity(answers, Window(began, began + args.capacity)) / work.new_tokens
     share = args.load * can / len(work.adapters)
     print(f"the server can do {can:.2f} requests/s; a tenant's fair share is {share:.2f}")
     return Plan(work.adapters, share, args.flood, args.settle, args.seconds, args.tail)

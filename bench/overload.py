@@ -27,6 +27,7 @@ from bench.promises import Promise, at_least, at_most, conclude, within
 from bench.report import save
 from bench.stream import Client, Server, leave_imports_alone
 from bench.tallies import (
+    capacity,
     first_tokens,
     growth,
     rate_within,
@@ -156,7 +157,7 @@ class Phases:
             began = time.perf_counter()
             answers = await closed_loop(self._client, names, self._fresh, self._args.peak)
             window = Window(began + self._args.peak / 4, began + self._args.peak)
-            most = max(most, rate_within(answers, window))
+            most = max(most, capacity(answers, window))
         return most
 
     async def _half(self, can: float, seed: int) -> Traffic:
@@ -228,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--max-queue", type=int, default=16, help="a full one drains in seconds")
     parser.add_argument("--kv-memory", type=int, default=128 << 20, help="full before minute one")
-    parser.add_argument("--clients", default="24,32,48", help="numbers of them to find the peak")
+    parser.add_argument("--clients", default="24,32,40", help="numbers of them to find the peak")
     parser.add_argument("--warm", type=float, default=5.0, help="seconds")
     parser.add_argument("--peak", type=float, default=20.0, help="seconds for each number")
     parser.add_argument("--half", type=float, default=30.0, help="seconds at half load, twice")

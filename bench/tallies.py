@@ -7,7 +7,7 @@ from statistics import median
 from typing import Final
 
 from bench.figures import percentile
-from bench.traffic import Answer
+from bench.traffic import Answer, NothingServed
 from bench.windows import Window
 
 #: So many requests in a row make a median that one slow request does not decide.
@@ -25,6 +25,14 @@ def tokens_within(answers: Sequence[Answer], window: Window) -> float:
 def rate_within(answers: Sequence[Answer], window: Window) -> float:
     """Return generated tokens per second of a window."""
     return tokens_within(answers, window) / (window.end - window.begin)
+
+
+def capacity(answers: Sequence[Answer], window: Window) -> float:
+    """Return generated tokens per second of a window. Raises NothingServed."""
+    rate = rate_within(answers, window)
+    if not rate:
+        raise NothingServed(f"no request was answered; by status: {statuses(answers)}")
+    return rate
 
 
 def sent_within(answers: Sequence[Answer], window: Window) -> list[Answer]:

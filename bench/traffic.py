@@ -21,6 +21,7 @@ from bench.stream import Client, Event, Refused, StreamFailed
 
 _PATH: Final = "/v1/completions"
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+_PAUSE_S: Final = 0.1
 #: The status of an answer that never came or was cut off, and of one that we called off.
 BROKEN, CALLED_OFF = 0, -1
 
@@ -63,6 +64,10 @@ class Answer:
     def tokens_of_an_event(self) -> float:
         """More than 1 where the server held back tokens; 1 for a stream without its end."""
         return self.counted / len(self.times) if self.counted and self.times else 1.0
+
+
+class NothingServed(Exception):
+    """No request was answered, so that nothing can be measured; the message has the statuses."""
 
 
 class _Choice(msgspec.Struct):
@@ -216,6 +221,8 @@ async def closed_loop(
     async def work(tenant: str) -> None:
         while time.perf_counter() < end:
             answers.append(await ask(client, make(tenant)))
+            if not answers[-1].complete:
+                await asyncio.sleep(_PAUSE_S)  # nobody asks a server that refuses without end
 
     await asyncio.gather(*map(work, tenants))
     return answers

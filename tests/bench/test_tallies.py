@@ -6,6 +6,7 @@ import pytest
 
 from bench.tallies import (
     by_tenant,
+    capacity,
     first_tokens,
     growth,
     least_of_fair,
@@ -16,7 +17,7 @@ from bench.tallies import (
     statuses,
     tokens_within,
 )
-from bench.traffic import CALLED_OFF, Answer
+from bench.traffic import CALLED_OFF, Answer, NothingServed
 from bench.windows import Window
 
 
@@ -49,6 +50,14 @@ def test_who_had_no_token_waited_for_ever_and_shows_in_the_percentiles():
     assert first_tokens([*quick, refused(0.0)], 0.99) == 1.0
     assert first_tokens([*quick, refused(0.0), refused(0.0)], 0.99) == inf
     assert first_tokens([], 0.5) == inf
+
+
+def test_a_server_that_answers_nothing_has_no_capacity_to_measure():
+    window = Window(0.0, 4.0)
+
+    assert capacity([answer("a", 0.0, 1.0, 2.0)], window) == 0.5
+    with pytest.raises(NothingServed, match="429: 1"):
+        capacity([refused(0.0)], window)
 
 
 def test_answers_are_sorted_and_counted():
