@@ -77,6 +77,7 @@ bench-sim: $(VENV)/.dev
 # Pictures in docs/img from bench/results.
 bench-plots: $(VENV)/.dev
 	$(BIN)/python -m bench.plots
+	$(BIN)/python -m bench.fairness
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(PROTO)
