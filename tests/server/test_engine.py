@@ -12,6 +12,7 @@ from loralane_server.rows import Admission, Finish
 from safetensors.torch import load_file, save_file
 
 from tests.server.conftest import Listener, digest_of, running
+from tests.server.gated import gated
 
 PROMPT = tuple(b"The quick brown fox")
 
@@ -110,6 +111,37 @@ def test_an_impossible_row_is_told_why(shard: Listener, admission: Admission) ->
     shard.wait(1)
 
     assert isinstance(shard.rows[1][-1].error, InvalidRequest)
+
+
+def test_a_row_that_needs_more_pages_than_there_are_is_told_what_to_do(tiny: Path) -> None:
+    with gated(tiny, pages=4) as (_, listener):
+        listener.admit(Admission(1, "", PROMPT, max_tokens=64 - len(PROMPT) + 1))
+        listener.wait(1)
+
+        error = listener.rows[1][-1].error
+        assert isinstance(error, InvalidRequest)
+        assert "lower max_tokens" in error.message
+        assert "--kv-memory" in error.message
+        assert len(listener.generate(Admission(2, "", PROMPT, 64 - len(PROMPT)))[0]) == 45
+
+
+def test_rows_take_pages_as_they_grow_and_report_what_their_tokens_need(tiny: Path) -> None:
+    with gated(tiny, pages=128) as (shard, listener):
+        shard.device.may_step.clear()
+        listener.admit(Admission(1, "", (1,) * 40, max_tokens=100))
+        shard.device.is_waiting.wait()
+
+        shard.device.may_step.set()
+        listener.wait(1)
+
+        free = [128 - e.capacity.pages_free for e in listener.steps if e.rows]
+        pending = [e.capacity.pending_tokens for e in listener.steps if e.rows]
+        assert free == [-(-(41 + i) // 16) for i in range(99)] + [0]
+        assert pending == [1] * 99 + [0]
+        last = listener.steps[-1].capacity
+        assert last.pages_cached == 139 // 16
+        assert last.step_ms > 0
+        assert last.token_ms >= 0
 
 
 def test_base_rows_are_the_same_with_and_without_adapters_in_the_batch(shard: Listener) -> None:

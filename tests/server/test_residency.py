@@ -4,9 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from loralane_server.errors import AdapterCorrupt
 from loralane_server.residency import LANE_BYTES_PER_STEP
 from loralane_server.rows import Admission
 
+from tests.server.conftest import Listener
 from tests.server.gated import gated
 
 #: Of rank 64, in float32: about 0.7 MB each.
@@ -89,3 +91,54 @@ def test_a_load_that_hangs_holds_up_no_other(many: Path) -> None:
         assert not hanging.done()
         shard.store.open(digests[0])
         hanging.result(60)
+
+
+def tiers(listener: Listener, digest: str) -> list[str]:
+    """Where an adapter was said to be, in order."""
+    return [c.tier for event in listener.steps for c in event.residency if c.digest == digest]
+
+
+def test_every_move_between_device_host_and_disk_is_told_once_on_an_idle_shard_too(
+    tiny: Path,
+) -> None:
+    with gated(tiny, lanes=16) as (shard, listener):
+        first, second = shard.digest("r12"), shard.digest("r16")
+
+        shard.store.prefetch(first)
+        listener.wait_until(lambda: tiers(listener, first) == ["host"])
+        shard.engine.load(first).result(60)
+        listener.wait_until(lambda: tiers(listener, first) == ["host", "device"])
+        shard.engine.load(second).result(60)  # takes the lanes of the first
+        listener.wait_until(lambda: tiers(listener, second) == ["device"])
+        shard.store.unload(first)
+        listener.wait_until(lambda: tiers(listener, first)[-1] == "disk")
+
+        assert tiers(listener, first) == ["host", "device", "host", "disk"]
+
+
+def test_the_host_copy_of_what_is_in_the_pool_comes_and_goes_unmentioned(tiny: Path) -> None:
+    with gated(tiny) as (shard, listener):
+        digest, other = shard.digest("r12"), shard.digest("r16")
+        shard.engine.load(digest).result(60)
+
+        shard.store.cache.drop(digest)
+        shard.engine.load(other).result(60)
+        listener.wait_until(lambda: tiers(listener, other) == ["device"])
+
+        assert tiers(listener, digest) == ["device"]
+        shard.engine.unload(digest).result()
+        listener.wait_until(lambda: tiers(listener, digest) == ["device", "disk"])
+
+
+def test_a_load_that_breaks_off_says_where_the_adapter_is_instead(tiny: Path) -> None:
+    with gated(tiny) as (shard, listener):
+        digest = shard.digest("r12")
+        shard.store.hold(digest, through=0)
+        loading = shard.engine.load(digest)
+        shard.until(digest, lambda progress: progress.written == 1)
+
+        shard.store.break_off(digest, AdapterCorrupt("layer 1 is gone"))
+
+        assert isinstance(loading.exception(60), AdapterCorrupt)
+        listener.wait_until(lambda: bool(tiers(listener, digest)))
+        assert set(tiers(listener, digest)) <= {"host", "disk"}

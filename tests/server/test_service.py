@@ -143,6 +143,33 @@ async def test_a_row_whose_adapter_was_forgotten_after_it_was_found_still_gets_i
     assert rows[0].cold_ms > 0
 
 
+async def test_a_stream_tells_of_its_admissions_its_prefixes_and_how_fast_it_goes(
+    stub: Any,
+) -> None:
+    call = stub.Run()
+    prompt = list(range(40))
+
+    replies: list[pb.StepReply] = []
+    for request_id in (1, 2):
+        admission = pb.Admission(request_id=request_id, prompt=prompt, max_tokens=3)
+        await call.write(pb.RunRequest(admit=[admission]))
+        ended = False
+        while not ended:
+            replies.append(await call.read())
+            ended = any(row.finish_reason for row in replies[-1].rows)
+    call.cancel()
+
+    rows = [row for reply in replies for row in reply.rows]
+    assert [(row.request_id, row.cached_tokens) for row in rows] == [
+        (1, 0), (1, 0), (1, 0), (2, 32), (2, 0), (2, 0)
+    ]  # fmt: skip
+    assert (replies[0].admitted, replies[-1].admitted) == (0, 2)
+    capacity = replies[-1].capacity
+    assert (capacity.pages_cached, capacity.pending_tokens) == (2, 0)
+    assert capacity.pages_free == capacity.pages_total
+    assert capacity.step_ms > 0
+
+
 async def test_hints_bring_adapters_into_memory_and_unknown_ones_do_no_harm(
     stub: Any, listener: Listener
 ) -> None:
