@@ -19,7 +19,6 @@ the missing one again; left idle, they leave in their turn like all others.
 from array import array
 from collections import OrderedDict
 from collections.abc import KeysView, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -27,6 +26,13 @@ import numpy as np
 
 from loralane_server.device.seam import Int32
 from loralane_server.pages import PAGE_TOKENS, PageTable
+
+
+class Link(NamedTuple):
+    """What a page is kept under: its own key, and that of the page before it."""
+
+    parent: bytes
+    key: bytes
 
 
 class Chain:
@@ -38,12 +44,12 @@ class Chain:
     __slots__ = ("_keys", "kept")
 
     def __init__(self, digest: str) -> None:
-        #: [0] is the root, [i + 1] belongs to page i.
+        #: The root's, then those of the pages.
         self._keys = [_hash(digest.encode(), b"root")]
         #: Pages from the start that the cache keeps, or need not keep as it has others like them.
         self.kept = 0
 
-    def link(self, page: int, tokens: Sequence[int]) -> "Link":
+    def link(self, page: int, tokens: Sequence[int]) -> Link:
         """Return the link of the row's page with that index, which `tokens` must fill."""
         while len(self._keys) < page + 2:
             start = (len(self._keys) - 1) * PAGE_TOKENS
@@ -53,35 +59,26 @@ class Chain:
         return Link(self._keys[page], self._keys[page + 1])
 
 
-class Link(NamedTuple):
-    """What a page is kept under: its own key, and that of the page before it."""
-
-    parent: bytes
-    key: bytes
-
-
-@dataclass(slots=True)
 class PrefixCache:
     """Owns what is known of the contents of pages. Engine's thread only.
 
-    Every operation costs O(1) per page that it names.
+    Every operation costs O(1) per page that it names. With `enabled` off, nothing is kept and so
+    nothing found.
     """
 
-    table: PageTable
-    #: If not, nothing is kept and nothing found.
-    enabled: bool = True
-    #: Tokens of prefixes that were looked for, so far: of all rows at every start.
-    asked: int = 0
-    #: How many of these were found.
-    matched: int = 0
-    _pages: dict[bytes, int] = field(default_factory=dict)
-    #: The same the other way round.
-    _links: dict[int, Link] = field(default_factory=dict)
-    #: The pages that nobody owns; the next to leave first, every page before its parent.
-    _idle: OrderedDict[int, None] = field(default_factory=OrderedDict)
-
-    def __post_init__(self) -> None:
-        self.table.kept_by(self)
+    def __init__(self, table: PageTable, *, enabled: bool = True) -> None:
+        self._table = table
+        self._enabled = enabled
+        #: Tokens of prefixes that were looked for, so far: of all rows at every start.
+        self.asked = 0
+        #: How many of these were found.
+        self.matched = 0
+        self._pages: dict[bytes, int] = {}
+        #: The same the other way round.
+        self._links: dict[int, Link] = {}
+        #: The pages that nobody owns; the next to leave first, every page before its parent.
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        table.kept_by(self)
 
     @property
     def idle(self) -> KeysView[int]:
@@ -95,7 +92,7 @@ class PrefixCache:
         last token is never part of what is found: computing it is what gives the next one.
         """
         found: list[int] = []
-        for i in range((len(tokens) - 1) // PAGE_TOKENS if self.enabled else 0):
+        for i in range((len(tokens) - 1) // PAGE_TOKENS if self._enabled else 0):
             page = self._pages.get(chain.link(i, tokens).key)
             if page is None:
                 break
@@ -104,7 +101,7 @@ class PrefixCache:
         self.asked += len(tokens)
         self.matched += len(found) * PAGE_TOKENS
         pages = np.array(found, dtype=np.int32)
-        self.table.share(pages)
+        self._table.share(pages)
         return pages
 
     def keep(self, chain: Chain, tokens: Sequence[int], pages: Int32, computed: int) -> None:
@@ -116,7 +113,7 @@ class PrefixCache:
         Where a page with the same prefix is kept already, that one stays and the row's is left
         alone.
         """
-        full = computed // PAGE_TOKENS if self.enabled else 0
+        full = computed // PAGE_TOKENS if self._enabled else 0
         for i in range(chain.kept, full):
             link = chain.link(i, tokens)
             if link.key not in self._pages:
@@ -149,11 +146,9 @@ class PrefixCache:
 
     def check(self) -> None:
         """Assert that keys and pages agree, and that pages leave before their parents."""
-        assert {page: link.key for page, link in self._links.items()} == {
-            page: key for key, page in self._pages.items()
-        }
-        assert len(self._links) == len(self._pages)
-        assert self._idle.keys() == {p for p in self._links if not self.table.owners(p)}
+        assert self._pages == {link.key: page for page, link in self._links.items()}
+        assert len(self._pages) == len(self._links)
+        assert self._idle.keys() == {p for p in self._links if not self._table.owners(p)}
         order = {page: i for i, page in enumerate(self._idle)}
         for page, i in order.items():
             parent = self._pages.get(self._links[page].parent)
