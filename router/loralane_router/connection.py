@@ -21,8 +21,6 @@ _log = logging.getLogger(__name__)
 #: Seconds between attempts to reach the shard: doubled each time, up to the last.
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
-#: Seconds before a shard of another model is looked at again: somebody has to replace it.
-_OTHER_MODEL_PAUSE_S: Final = 5.0
 
 
 class Connection:
@@ -50,13 +48,17 @@ class Connection:
         self._ready = False
         #: The number of the last step heard of on this connection; None before the first.
         self._step: int | None = None
-        #: What was last logged about the connection; "" = it works.
-        self._said = ""
+        self._problem = ""
 
     @property
     def ready(self) -> bool:
         """Whether the shard answers and rows can run."""
         return self._ready
+
+    @property
+    def problem(self) -> str:
+        """Why the shard is not connected; "" while it is, and before that is known."""
+        return self._problem
 
     @property
     def shard(self) -> ShardClient:
@@ -89,12 +91,12 @@ class Connection:
                 await self._serve(shard)
             except RequestError as error:
                 refused = isinstance(error, OtherModel)
-                self._say(error.message)
+                self._note_problem(error.message)
             except Exception:  # whatever it was, its requests have ended and the next may succeed
                 _log.exception("shard %s: the connection failed", self._address)
             lasted = loop.time() - began > _LONGEST_PAUSE_S
             pause = _FIRST_PAUSE_S if lasted else min(2 * pause, _LONGEST_PAUSE_S)
-            await asyncio.sleep(_OTHER_MODEL_PAUSE_S if refused else pause)
+            await asyncio.sleep(_LONGEST_PAUSE_S if refused else pause)
 
     async def _serve(self, shard: ShardClient) -> None:
         """Serve one connection; ends with RequestError when it breaks."""
@@ -129,12 +131,13 @@ class Connection:
     def _set_ready(self, ready: bool) -> None:
         if ready:
             _log.info("shard %s: connected", self._address)
-            self._said = ""
+            self._problem = ""
         self._ready = ready
         self._on_change()
 
-    def _say(self, message: str) -> None:
+    def _note_problem(self, message: str) -> None:
         """Log why there is no connection: once, until that changes."""
-        if message != self._said:
+        if message != self._problem:
             _log.warning("shard %s: %s", self._address, message)
-        self._said = message
+            self._problem = message
+            self._on_change()

@@ -163,8 +163,8 @@ class Fleet:
         """Return the shards that answer. Raises RequestError (503) if there is none."""
         links = self.ready_links
         if not links:
-            who = "no shard" if self.several else "the shard"
-            raise unavailable(f"{who} is not connected; try again when the router is ready")
+            what = "no shard is connected" if self.several else "the shard is not connected"
+            raise unavailable(f"{what}; try again when the router is ready")
         return links
 
     def choose(

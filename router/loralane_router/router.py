@@ -167,8 +167,7 @@ class Router:
 
     def _live_model(self) -> Model:
         """Return the connected shards' model. Raises RequestError (503) while there is none."""
-        if not self.ready:
-            raise unavailable("the shard is not connected; try again when the router is ready")
+        self.fleet.connected()
         return self.fleet.model
 
     def _submit(

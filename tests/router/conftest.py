@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 VOCAB, BOS, EOS = 260, 256, 257
 #: Without it a gRPC server hangs up on a router that pings an idle stream.
-PINGS_ARE_WELCOME = (("grpc.http2.min_ping_interval_without_data_ms", 500),)
+PINGS_ARE_WELCOME = (("grpc.http2.min_ping_interval_without_data_ms", 200),)
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
 
 
@@ -135,6 +135,10 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         self._permits = asyncio.Semaphore(0)
         for reference, adapter in self.adapters.items():
             adapter.digest = adapter.digest or f"digest-of-{reference}"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
 
     async def start(self) -> None:
         self._server = grpc.aio.server(options=PINGS_ARE_WELCOME)
@@ -465,14 +469,15 @@ async def start_shard() -> AsyncIterator[StartShard]:
 
 @pytest.fixture
 async def start_router() -> AsyncIterator[StartRouter]:
-    """Start a router in front of a shard and wait until it is ready."""
+    """Start a router in front of shards and wait until it has so many of them, or all."""
     routers: list[Router] = []
 
-    async def start(shard: FakeShard, **settings) -> Router:
-        router = Router(RouterConfig(shards=(f"127.0.0.1:{shard.port}",), **settings))
+    async def start(*shards: FakeShard, wait_for: int | None = None, **settings) -> Router:
+        router = Router(RouterConfig(shards=tuple(s.address for s in shards), **settings))
         routers.append(router)
         await router.start()
-        await asyncio.wait_for(router.wait_ready(), 10)
+        count = len(shards) if wait_for is None else wait_for
+        await asyncio.wait_for(router.fleet.until(lambda f: len(f.ready_links) >= count), 10)
         return router
 
     yield start

@@ -81,8 +81,27 @@ def test_the_routers_settings_come_from_its_flags():
     assert (config.served_model_name, config.log_format) == ("m", "json")
 
 
+def test_a_router_takes_many_shards_and_names_of_many(tmp_path):
+    weights = tmp_path / "weights.json"
+    weights.write_text('{"adapters": {"gold": 2}, "keys": {"secret": 3}}')
+    shards = ["h:8101", "unix:/run/shard", "dns:shards.internal:8101"]
+    flags = [f"--shard={shard}" for shard in shards]
+
+    args = parsed("router", *flags, "--weights", str(weights))
+    config = cli.router_config(args, tuple(args.shard))
+
+    assert config.shards == tuple(shards)
+    assert config.weights.adapters == {"gold": 2.0}
+    assert "secret" not in repr(config)
+
+
 @pytest.mark.parametrize(
-    "argv", [["router", "--shard", "nowhere"], ["router", "--shard", "h:1", "--port", "70000"]]
+    "argv",
+    [
+        ["router", "--shard", "nowhere"],
+        ["router", "--shard", "h:1", "--port", "70000"],
+        ["router", "--shard", "h:1", "--weights", "/no/such/file"],
+    ],
 )
 def test_settings_that_cannot_work_are_told_in_one_line(argv, capsys):
     status = cli.main(argv)

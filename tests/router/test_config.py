@@ -7,6 +7,13 @@ def test_defaults_are_valid():
 
 
 @pytest.mark.parametrize(
+    "shards", [("a:1", "b:2"), ("dns:shards.internal:8101",), ("unix:/run/a", "[::1]:1")]
+)
+def test_shards_are_named_one_by_one_or_all_at_once(shards):
+    assert RouterConfig(shards=shards).shards == shards
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"shards": ()}, "name a shard"),

@@ -154,3 +154,36 @@ def test_how_many_fit_follows_the_mean_size_of_those_there(lanes, resident, most
     facts = [AdapterFacts(str(i), lanes=size) for i, size in enumerate(resident)]
 
     assert most_resident(lanes, facts) == most
+
+
+def test_shards_are_told_apart_by_their_addresses_and_summed_for_endpoint_pickers():
+    facts = AdapterFacts("d", tier="device", lanes=16)
+    one = shard(address="a:1", work=Work(1, 2, frozenset({"x"}), frozenset({"y"})))
+    other = shard(
+        address="b:2",
+        work=Work(3, 4, frozenset({"y"}), frozenset()),
+        capacity=pb.Capacity(pages_total=100, pages_free=0, page_tokens=16, lanes_total=32),
+        tiers={"device": 1},
+        on_device=[("x", facts)],
+    )
+    down = shard(address="c:3", up=False, capacity=None)
+
+    shown = snapshot(one, other, down)
+
+    up = samples(shown, "loralane_shard_up")
+    assert up == [({"shard": "a:1"}, 1), ({"shard": "b:2"}, 1), ({"shard": "c:3"}, 0)]
+    assert [value for _, value in samples(shown, "loralane_requests_waiting")] == [2, 4, 0]
+    assert [value for _, value in samples(shown, "loralane_pages")] == [200, 100, 0]
+    assert ({"tier": "device", "shard": "b:2"}, 1) in samples(shown, "loralane_adapters")
+    assert [value for _, value in samples(shown, "vllm:num_requests_running")] == [4]
+    assert [value for _, value in samples(shown, "vllm:kv_cache_usage_perc")] == [0.5]
+    ((labels, _),) = samples(shown, "vllm:lora_requests_info")
+    assert (labels["running_lora_adapters"], labels["waiting_lora_adapters"]) == ("x,y", "")
+    assert [value for _, value in samples(shown, "vllm:max_gpu_lora_adapters")] == [6]
+
+
+def test_one_shard_has_no_label():
+    shown = snapshot(shard(work=Work(1, 0, frozenset(), frozenset())))
+
+    assert samples(shown, "loralane_shard_up") == [({}, 1)]
+    assert samples(shown, "loralane_requests_running") == [({}, 1)]

@@ -203,6 +203,9 @@ class FakeRouter:
     def adapter(self, name: str) -> AdapterEntry | None:
         return self._adapters.get(name)
 
+    def put(self, entry: AdapterEntry) -> None:
+        self._adapters[entry.name] = entry
+
     async def list_adapters(self, limit: int, after: str = "") -> Page:
         return self.adapters(limit, after)
 

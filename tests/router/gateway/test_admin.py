@@ -1,8 +1,10 @@
 """`/v1/models`, `/v1/adapters`, probes and metrics over HTTP."""
 
 import re
+from dataclasses import replace
 
 import pytest
+from loralane_router.facts import AtShard
 
 
 async def test_models_are_the_base_and_the_adapters_with_parent_and_root(http):
@@ -58,6 +60,21 @@ async def test_a_row_tells_everything_about_an_adapter(http):
             "wait_ms": 2.0,
         },
     }
+
+
+async def test_where_an_adapter_is_is_told_if_there_are_several_shards(http, router):
+    known = router.adapter("loud")
+    here = replace(known.facts, rows=2)
+    router.put(replace(known, shards=(AtShard("a:1", here), AtShard("b:2", known.facts))))
+
+    reply = await http.get("/v1/adapters")
+
+    (loud,) = [row for row in reply.json()["data"] if row["name"] == "loud"]
+    place = {"digest": here.digest, "tier": "device", "pinned": False}
+    assert loud["shards"] == [
+        {"shard": "a:1", "rows": 2, **place},
+        {"shard": "b:2", "rows": 0, **place},
+    ]
 
 
 async def test_loading_creates_once_and_then_confirms(http):
