@@ -27,8 +27,8 @@ from bench.tallies import (
     first_tokens,
     least_of_fair,
     rate_within,
-    sent_within,
     tokens_within,
+    waited_within,
 )
 from bench.traffic import Answer, CpuShare, Fresh, closed_loop
 from bench.windows import Window
@@ -64,16 +64,19 @@ class Turn:
         window: Window,
         generator: float,
     ) -> "Turn":
-        """Sum up what was sent, and what came, within a window."""
-        asked, tenants = by_tenant(sent_within(answers, window)), by_tenant(answers)
-        every = sent_within(answers, window)
+        """Sum up what waited, and what came, within a window."""
+        waited = waited_within(answers, window)
+        waiting, tenants = by_tenant(waited), by_tenant(answers)
         return cls(
             server=server,
             rate=rate_within(answers, window),
-            first_p50=first_tokens(every, 0.5),
-            first_p99=first_tokens(every, 0.99),
+            first_p50=first_tokens(waited, 0.5),
+            first_p99=first_tokens(waited, 0.99),
             tokens={name: tokens_within(tenants.get(name, ()), window) for name in adapters},
-            longest={name: first_tokens(asked.get(name, ()), 1.0) for name in adapters},
+            longest={
+                name: max((answer.first for answer in waiting.get(name, ())), default=0.0)
+                for name in adapters
+            },
             failed=sum(not answer.complete for answer in answers),
             generator=generator,
         )

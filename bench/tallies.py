@@ -40,6 +40,11 @@ def sent_within(answers: Sequence[Answer], window: Window) -> list[Answer]:
     return [answer for answer in answers if window.begin <= answer.sent <= window.end]
 
 
+def waited_within(answers: Sequence[Answer], window: Window) -> list[Answer]:
+    """Return the answers to what waited for its first token at some time of a window."""
+    return [a for a in answers if a.sent <= window.end and a.sent + a.first >= window.begin]
+
+
 def first_tokens(answers: Sequence[Answer], share: float) -> float:
     """Return a percentile of the times to first token; infinite if that one never had any."""
     return percentile([answer.first for answer in answers], share) if answers else inf

@@ -19,13 +19,14 @@ def test_a_turn_adds_up_tokens_and_tells_the_longest_wait_of_each_adapter():
         Answer("x", 1.0, 5.0, 200, (2.0, 3.0), 2),
         Answer("x", 2.0, 9.0, 200, (6.0, 7.0), 2),
         Answer("y", 3.0, 9.0, BROKEN),
+        Answer("z", -2.0, 7.0, 200, (0.5,), 1),
     ]
 
-    got = Turn.of(SCARCE, answers, ("x", "y"), Window(0.0, 6.5), generator=0.2)
+    got = Turn.of(SCARCE, answers, ("x", "y", "z"), Window(0.0, 6.5), generator=0.2)
 
-    assert got.tokens == {"x": 3.0, "y": 0.0}
-    assert got.longest == {"x": 4.0, "y": float("inf")}
-    assert got.rate == 3 / 6.5
+    assert got.tokens == {"x": 3.0, "y": 0.0, "z": 1.0}
+    assert got.longest == {"x": 4.0, "y": float("inf"), "z": 2.5}
+    assert got.rate == 4 / 6.5
     assert got.failed == 1
 
 

@@ -16,6 +16,7 @@ from bench.tallies import (
     served,
     statuses,
     tokens_within,
+    waited_within,
 )
 from bench.traffic import CALLED_OFF, Answer, NothingServed
 from bench.windows import Window
@@ -58,6 +59,14 @@ def test_a_server_that_answers_nothing_has_no_capacity_to_measure():
     assert capacity([answer("a", 0.0, 1.0, 2.0)], window) == 0.5
     with pytest.raises(NothingServed, match="429: 1"):
         capacity([refused(0.0)], window)
+
+
+def test_what_waited_in_a_window_may_have_been_sent_before_it_and_have_no_token_yet():
+    old, over, later = answer("old", 0.0, 9.0), answer("over", 0.0, 1.0), answer("later", 6.0, 7.0)
+
+    waited = waited_within([old, over, later, refused(1.0)], Window(2.0, 5.0))
+
+    assert waited == [old, refused(1.0)]
 
 
 def test_answers_are_sorted_and_counted():
