@@ -124,6 +124,7 @@ def router_config(args: argparse.Namespace, shards: tuple[str, ...]) -> RouterCo
         grpc_port=args.grpc_port,
         log_format=args.log_format or "text",
         max_queue=args.max_queue,
+        max_queue_tokens=args.max_queue_tokens,
         served_model_name=args.served_model_name,
         weights=Weights() if args.weights is None else Weights.load(args.weights),
     )
@@ -171,6 +172,12 @@ def _add_router_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grpc-port", type=int, metavar="N", help="also serve gRPC there")
     parser.add_argument(
         "--max-queue", type=int, default=defaults.max_queue, metavar="N", help="then answer 429"
+    )
+    parser.add_argument(
+        "--max-queue-tokens",
+        type=int,
+        metavar="N",
+        help="also answer 429 while the prompts that wait have so many tokens (default: no bound)",
     )
     parser.add_argument(
         "--weights", metavar="FILE", help="JSON: what adapters and API keys are due; else 1 each"

@@ -26,6 +26,9 @@ class RouterConfig:
     log_format: Literal["text", "json"] = "text"
     #: Most requests that wait while the shard has no free row; the next one is answered 429.
     max_queue: int = 1024
+    #: Prompt tokens of requests that wait, from which on the next one is answered 429; None = no
+    #: bound. About: the seconds that anybody may wait times the prompt tokens served in a second.
+    max_queue_tokens: int | None = None
     #: What clients call the base model beside its own id; None = nothing else.
     served_model_name: str | None = None
     #: What adapters and API keys are due beside each other.
@@ -45,6 +48,8 @@ class RouterConfig:
             raise ValueError(f"log_format must be text or json, not {self.log_format!r}")
         if self.max_queue < 0:
             raise ValueError(f"max_queue must be at least 0, not {self.max_queue}")
+        if self.max_queue_tokens is not None and self.max_queue_tokens < 1:
+            raise ValueError(f"max_queue_tokens must be at least 1, not {self.max_queue_tokens}")
         if self.served_model_name == "":
             raise ValueError("served_model_name must not be empty; leave it out instead")
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from loralane_proto import shard_pb2 as pb
 
 from loralane_router.admission import PATIENCE_S, admit
+from loralane_router.alarm import Alarm
+from loralane_router.deadlines import AdapterWaits
 from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
 from loralane_router.exposition import Work
@@ -22,6 +24,7 @@ from loralane_router.ledger import Ledger
 from loralane_router.load import Load, load_of
 from loralane_router.lookahead import LOOK_AHEAD, to_prefetch
 from loralane_router.metrics import Metrics
+from loralane_router.overload import DrainRate
 from loralane_router.queues import Queues
 from loralane_router.shards import RunStream, unavailable
 
@@ -40,6 +43,11 @@ def fail_all(entries: Sequence[Entry], error: RequestError) -> None:
         entry.generation.fail(error)
 
 
+def nowhere(digest: str) -> bool:
+    """Return that an adapter is not resident, for want of anybody who knows."""
+    return False
+
+
 class Dispatcher:
     """Queues, running rows and the count of the shard's room."""
 
@@ -49,11 +57,16 @@ class Dispatcher:
         hand_back: HandBack = fail_all,
         clock: Callable[[], float] = time.monotonic,
         shares: FairShares | None = None,
+        is_resident: Callable[[str], bool] = nowhere,
     ) -> None:
-        """`shares`: those of the router; None = its own, for a shard that is alone."""
+        """`shares`: those of the router; None = its own, for a shard that is alone.
+
+        `is_resident`: whether the shard has said that an adapter's lanes are in its pool.
+        """
         self._metrics = metrics
         self._hand_back = hand_back
         self._clock = clock
+        self._is_resident = is_resident
         #: Accepted and not ended, waiting or running.
         self._entries: dict[int, Entry] = {}
         self._shares = FairShares() if shares is None else shares
@@ -67,6 +80,11 @@ class Dispatcher:
         self._prefetched: set[str] = set()
         #: Requests whose adapter is resolved once more, by id.
         self._lost: dict[int, asyncio.Task[None]] = {}
+        #: Those of the entries that wait for their adapters no longer than they said.
+        self._waits = AdapterWaits()
+        #: Rings when the next of these is over.
+        self._alarm = Alarm(self.wake, clock)
+        self._drain = DrainRate()
         self._ledger: Ledger | None = None
         self._wake = asyncio.Event()
         #: What `load` returned last, None when something has happened since.
@@ -76,6 +94,16 @@ class Dispatcher:
     def waiting(self) -> int:
         """How many requests wait for admission."""
         return len(self._queues)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """How many tokens the prompts of those have."""
+        return self._queues.tokens
+
+    @property
+    def tokens_per_s(self) -> float:
+        """How many prompt tokens leave the queues in a second lately; 0 = not known."""
+        return self._drain.tokens_per_s
 
     @property
     def rows(self) -> int:
@@ -132,18 +160,36 @@ class Dispatcher:
         """Put a request that another dispatcher handed back in its adapter's queue."""
         entry.generation.belongs_to(self.cancel)
         self._entries[entry.ask.request_id] = entry
+        self._enqueue(entry)
+
+    def cancel(self, request_id: int) -> None:
+        """Give up a request: at once if it waits, by telling the shard if it runs."""
+        if self._withdraw(request_id):
+            del self._entries[request_id]
+        elif request_id in self._entries:
+            self._cancels.append(request_id)
+        self._waits.drop(request_id)
+        self._wake.set()
+
+    def _enqueue(self, entry: Entry) -> None:
+        """Put a request in its adapter's queue, and watch how long it waits for that adapter."""
+        request_id = entry.ask.request_id
+        self._waits.drop(request_id)
+        if entry.wait is not None:
+            self._waits.add(request_id, entry.ask.digest, entry.wait)
         self._queues.append(entry.ask)
         self._changed = True
         self._wake.set()
 
-    def cancel(self, request_id: int) -> None:
-        """Give up a request: at once if it waits, by telling the shard if it runs."""
+    def _withdraw(self, request_id: int) -> bool:
+        """Take a request out from where it waits; return whether it did, instead of running."""
         if request_id in self._queues:
             self._queues.remove(request_id)
-            del self._entries[request_id]
-        elif request_id in self._entries:
-            self._cancels.append(request_id)
-        self._wake.set()
+            return True
+        if (task := self._lost.pop(request_id, None)) is not None:
+            task.cancel()
+            return True
+        return False
 
     def needs(self, digest: str) -> bool:
         """Whether a waiting or running request refers to this adapter."""
@@ -182,8 +228,10 @@ class Dispatcher:
                 for step in stream.take():
                     self._apply(step)
                     observer(step)
+                self._give_up(self._clock())
                 batch = self._batch()
                 self._load = None
+                self._alarm.set(self._waits.next_end)
                 if batch is not None:
                     await stream.write(batch)
         except RequestError as exc:
@@ -195,6 +243,8 @@ class Dispatcher:
     def check(self) -> None:
         """Assert that nothing is lost: what is neither queued nor running has ended."""
         assert len(self._queues) <= len(self._entries)
+        assert len(self._waits) <= len(self._entries)
+        self._waits.check()
         self._queues.check()
         if self._ledger is not None:
             self._ledger.check()
@@ -205,6 +255,8 @@ class Dispatcher:
         if self._repinned:
             self._refuse_kept_out()
         admitted = self._admit(now)
+        left = sum(len(admission.prompt) for admission in admitted)
+        self._drain.note(now, left, waiting=len(self._queues) > 0)
         ahead = self._look_ahead(now) if admitted or self._changed else []
         if not admitted and not self._cancels and not ahead:
             return None
@@ -233,6 +285,7 @@ class Dispatcher:
                 self._ledger.check_pins(digest, lanes)
             except RequestError as error:
                 for request_id in self._queues.drop(digest):
+                    self._waits.drop(request_id)
                     self._entries.pop(request_id).generation.fail(error)
 
     def _admit(self, now: float) -> list[pb.Admission]:
@@ -256,10 +309,48 @@ class Dispatcher:
             entry = self._entries.get(row.request_id)
             if entry is None:
                 continue
+            if entry.falls_back:
+                self._end_before_base(entry, row)
+                continue
+            if row.tokens and entry.wait is not None:
+                self._waits.drop(row.request_id)
+                entry.wait = None
             if row.tokens:
                 self._shares.charge(entry.ask.flow, generated=len(row.tokens))
             entry.measure(row, self._metrics, now)
             self._deliver(entry, row, now)
+
+    def _give_up(self, now: float) -> None:
+        """Do as those said whose adapters were not ready in time."""
+        for request_id, wait in self._waits.due(now, self._is_resident):
+            self._metrics.adapter_waits_ended.labels(wait.policy).inc()
+            entry = self._entries[request_id]
+            if wait.policy == "base":
+                self._fall_back(entry)
+            else:
+                entry.generation.fail(wait.error(entry.generation.adapter, now))
+                self.cancel(request_id)
+
+    def _fall_back(self, entry: Entry) -> None:
+        """Ask the base instead: now if the request waits, when its row has ended if it runs."""
+        if self._withdraw(entry.ask.request_id):
+            entry.fall_back()
+            self._enqueue(entry)
+        else:
+            entry.falls_back = True
+            self._cancels.append(entry.ask.request_id)
+
+    def _end_before_base(self, entry: Entry, row: pb.Row) -> None:
+        """Ask the base once the adapter's row has ended; what that still made came too late."""
+        if row.finish_reason == pb.FINISH_REASON_UNSPECIFIED:
+            return
+        assert self._ledger is not None
+        self._ledger.release(entry.ask)
+        if entry.generation.finished:
+            del self._entries[row.request_id]
+        else:
+            entry.fall_back()
+            self._enqueue(entry)
 
     def _deliver(self, entry: Entry, row: pb.Row, now: float) -> None:
         generation = entry.generation
@@ -278,6 +369,7 @@ class Dispatcher:
             self._lost[row.request_id] = asyncio.create_task(self._find_again(entry))
             return
         del self._entries[row.request_id]
+        self._waits.drop(row.request_id)
         self._feed(generation, row)
         if row.finish_reason == pb.FINISH_REASON_ERROR:
             generation.fail(RequestError.from_proto(row.error))
@@ -305,10 +397,9 @@ class Dispatcher:
         del self._lost[request_id]
         if entry.generation.finished:
             del self._entries[request_id]
+            self._waits.drop(request_id)
         else:
-            self._queues.append(entry.ask)
-            self._changed = True
-        self._wake.set()
+            self._enqueue(entry)
 
     def _put_back(self, entry: Entry, now: float) -> None:
         pause = min(_FIRST_PAUSE_S * 2**entry.refusals, _LONGEST_PAUSE_S)
@@ -327,6 +418,9 @@ class Dispatcher:
         self._queues.clear()
         self._cancels.clear()
         self._entries.clear()
+        self._waits.clear()
+        self._alarm.set(None)
+        self._drain.note(self._clock(), 0, waiting=False)
         return sorted(left, key=lambda entry: entry.ask.arrived)
 
     def _release(self, entry: Entry) -> bool:

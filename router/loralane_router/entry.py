@@ -142,6 +142,7 @@ class Entry:
         if not tokens:
             return
         metrics.generated_tokens.inc(tokens)
+        metrics.prefix_cached_tokens.inc(row.cached_tokens)
         metrics.usage.tokens(digest, tokens)
         if self.last_tokens:
             metrics.inter_token.observe((now - self.last_tokens) / tokens)

@@ -1,13 +1,15 @@
 """The shards behind one router: a link to each, and which of them a request goes to."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from loralane_proto import shard_pb2 as pb
 
 from loralane_router.config import RouterConfig
+from loralane_router.deadlines import AdapterWait
 from loralane_router.discovery import Discovery, Lookup, lookup
 from loralane_router.errors import RequestError
 from loralane_router.facts import AdapterFacts
@@ -34,6 +36,8 @@ class Placement:
 
     link: Link
     adapter: AdapterFacts
+    #: Whether it is the base in an adapter's place, which was not ready in time.
+    is_fallback: bool = False
 
 
 class Fleet:
@@ -85,9 +89,14 @@ class Fleet:
         return sum(link.dispatcher.waiting for link in self._links.values())
 
     @property
-    def rows(self) -> int:
-        """How many requests run at once, at most."""
-        return sum(link.dispatcher.rows for link in self._links.values())
+    def waiting_tokens(self) -> int:
+        """How many tokens the prompts of those have."""
+        return sum(link.dispatcher.waiting_tokens for link in self._links.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        """How many prompt tokens leave the queues in a second lately; 0 = not known."""
+        return sum(link.dispatcher.tokens_per_s for link in self._links.values())
 
     @property
     def free_rows(self) -> int:
@@ -233,6 +242,31 @@ class Fleet:
             if error.kind != pb.ERROR_KIND_UNAVAILABLE or not self._others(avoid):
                 raise error
 
+    async def place_in_time(
+        self,
+        asked: str | Merge,
+        token: str | None,
+        wait: AdapterWait | None,
+        avoid: frozenset[str] = frozenset(),
+        tokens: int = 0,
+    ) -> Placement:
+        """Do as `place`, but no longer than the request waits for its adapter.
+
+        What resolving takes is part of that wait. When it is over the base is placed instead, if
+        the request allows it. Raises RequestError as `place`, or as `AdapterWait.error`.
+        """
+        if wait is None:
+            return await self.place(asked, token, avoid, tokens)
+        try:
+            async with asyncio.timeout(wait.ends - time.monotonic()):
+                return await self.place(asked, token, avoid, tokens)
+        except TimeoutError:
+            self._metrics.adapter_waits_ended.labels(wait.policy).inc()
+            if wait.policy == "fail":
+                raise wait.error(_called(asked), time.monotonic()) from None
+        base = await self.place("", None, avoid, tokens)
+        return replace(base, is_fallback=True)
+
     def _others(self, avoid: frozenset[str]) -> bool:
         return any(link.address not in avoid for link in self.ready_links)
 
@@ -241,3 +275,7 @@ class Fleet:
         self._replays.check()
         for link in self.links:
             link.check()
+
+
+def _called(asked: str | Merge) -> str:
+    return asked if isinstance(asked, str) else " + ".join(name for name, _ in asked.members)

@@ -47,7 +47,9 @@ class Link:
     ) -> None:
         self.address = address
         self.registry = Registry(names)
-        self.dispatcher = Dispatcher(metrics, hand_back, shares=shares)
+        self.dispatcher = Dispatcher(
+            metrics, hand_back, shares=shares, is_resident=self.registry.is_resident
+        )
         self.connection = Connection(
             address, self.dispatcher, self.registry, names, model, metrics, on_change
         )

@@ -19,6 +19,17 @@ class Metrics:
         )
         self.steps = Counter("loralane_steps", "Steps of the shard, as heard of", registry=r)
         self.prompt_tokens = Counter("loralane_prompt_tokens", "Prompt tokens admitted", registry=r)
+        self.prefix_cached_tokens = Counter(
+            "loralane_prefix_cached_tokens",
+            "Prompt tokens that shards had in their prefix caches",
+            registry=r,
+        )
+        self.adapter_waits_ended = Counter(
+            "loralane_adapter_waits_ended",
+            "Requests whose adapter was not ready within max_wait_for_adapter_ms",
+            ["policy"],
+            registry=r,
+        )
         self.generated_tokens = Counter("loralane_generated_tokens", "Tokens generated", registry=r)
         self.time_to_first_token = Histogram(
             "loralane_time_to_first_token_seconds",

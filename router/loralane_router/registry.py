@@ -113,6 +113,11 @@ class Registry:
         digest = self._digests.get(sent, sent)
         return self._known.get(digest) if isinstance(digest, str) else None
 
+    def is_resident(self, digest: str) -> bool:
+        """Whether an adapter's lanes are in the shard's pool, as far as it has said."""
+        facts = self._known.get(digest)
+        return facts is not None and facts.tier == "device"
+
     def known(self, digest: str) -> AdapterFacts | None:
         """Return what is known of an adapter, None if nothing is."""
         return self._known.get(digest)

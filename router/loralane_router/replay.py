@@ -12,6 +12,7 @@ from typing import Protocol
 
 from loralane_proto import shard_pb2 as pb
 
+from loralane_router.deadlines import AdapterWait
 from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
 from loralane_router.facts import AdapterFacts
@@ -36,6 +37,11 @@ class Placed(Protocol):
         """The adapter as that shard described it."""
         ...
 
+    @property
+    def is_fallback(self) -> bool:
+        """Whether it is the base in an adapter's place."""
+        ...
+
 
 class Shards(Protocol):
     """What is needed of a fleet."""
@@ -45,8 +51,14 @@ class Shards(Protocol):
         """The shards that answer."""
         ...
 
-    async def place(self, asked: str | Merge, token: str | None, avoid: frozenset[str]) -> Placed:
-        """Choose a shard whose address is not in `avoid`, and resolve the adapter there."""
+    async def place_in_time(
+        self,
+        asked: str | Merge,
+        token: str | None,
+        wait: AdapterWait | None,
+        avoid: frozenset[str],
+    ) -> Placed:
+        """Choose a shard whose address is not in `avoid`, and resolve the adapter there in time."""
         ...
 
 
@@ -107,12 +119,14 @@ class Replays:
 
     async def _readdressed(self, entry: Entry) -> Link:
         """Return the shard that a request is made to fit. Raises RequestError if none takes it."""
-        # What was answered by the base once is the base's for good, whatever was asked for.
-        asked = entry.asked if entry.ask.digest else ""
         avoid = frozenset[str]()
         while True:
-            placed = await self._shards.place(asked, entry.token, avoid)
+            # What was answered by the base once is the base's for good, whatever was asked for.
+            asked = entry.asked if entry.ask.digest else ""
+            placed = await self._shards.place_in_time(asked, entry.token, entry.wait, avoid)
             link, adapter = placed.link, placed.adapter
+            if placed.is_fallback:
+                entry.fall_back()
             try:
                 entry.readdress(adapter, link.dispatcher.needed_pages(*entry.tokens, adapter))
                 return link

@@ -4,29 +4,24 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from itertools import count
-from typing import Final
-
-from loralane_proto import shard_pb2 as pb
 
 from loralane_router.administration import Administration
 from loralane_router.admission import Ask
 from loralane_router.config import RouterConfig
+from loralane_router.deadlines import wait_of
 from loralane_router.entry import Entry
-from loralane_router.errors import RequestError
 from loralane_router.exposition import Exposition, Snapshot, summed
 from loralane_router.facts import AdapterEntry, AdapterFacts, Page
 from loralane_router.fleet import Fleet, Placement
 from loralane_router.generation import Accepted, Generation
 from loralane_router.metrics import Metrics
 from loralane_router.model import Model, ModelInfo
-from loralane_router.parameters import admission_of, check, fit
+from loralane_router.overload import Backlog, refusal
+from loralane_router.parameters import admission_of, check, check_waiting, fit
 from loralane_router.requests import TextRequest
 from loralane_router.shards import unavailable
 
 __all__ = ["AdapterEntry", "Generation", "ModelInfo", "Page", "Router"]
-
-#: Seconds after which a request that found the queue full may come back.
-_FULL_RETRY_S: Final = 1.0
 
 
 class Router:
@@ -39,8 +34,9 @@ class Router:
         self._administration = Administration(self.fleet)
         self.metrics.registry.register(Exposition(self._snapshot))
         self._request_ids = count(1)
-        #: Requests inside `open`, which will wait unless they are refused.
-        self._opening = 0
+        #: Requests inside `open`, which will wait unless they are refused, and the tokens of their
+        #: prompts as far as they are known.
+        self._opening = self._opening_tokens = 0
 
     @property
     def ready(self) -> bool:
@@ -79,32 +75,51 @@ class Router:
     async def open(self, request: TextRequest) -> Generation:
         """Validate, tokenize, choose a shard, resolve the adapter there and enqueue.
 
-        Raises RequestError.
+        Raises RequestError; the one that costs least (429) before anything is done for a request.
         """
         arrived = time.monotonic()
         model = self._live_model()
-        self._refuse_beyond_queue(self._opening - self.fleet.rows)
+        self.check_room()
+        tokens = 0
         self._opening += 1
         try:
             check(request.parameters)
+            check_waiting(request)
             prompt = await model.prompt_ids(request)
             max_tokens = fit(len(prompt), request.parameters.max_tokens, model.info.max_model_len)
-            placed = await self.fleet.place(
-                request.merge or request.adapter, request.token, tokens=len(prompt)
+            self._check_room(counted=1)  # others that came at the same time are known better now
+            tokens = len(prompt)
+            self._opening_tokens += tokens
+            placed = await self.fleet.place_in_time(
+                request.merge or request.adapter,
+                request.token,
+                wait_of(request, arrived),
+                tokens=tokens,
             )
         finally:
             self._opening -= 1
+            self._opening_tokens -= tokens
         if self._live_model() is not model:
             raise unavailable("the shard was replaced meanwhile; send the request again")
         return self._submit(model, request, prompt, max_tokens, placed, arrived)
 
-    def _refuse_beyond_queue(self, ahead: int) -> None:
-        if ahead >= self.config.max_queue:
-            raise RequestError(
-                pb.ERROR_KIND_OVERLOADED,
-                f"{ahead} requests are waiting already; try again later",
-                retry_after_s=_FULL_RETRY_S,
-            )
+    def check_room(self) -> None:
+        """Raise RequestError (429) if one more request may not wait.
+
+        Cheap, so that a surface can ask before it looks at a request; `open` asks by itself.
+        """
+        self._check_room(counted=0)
+
+    def _check_room(self, *, counted: int) -> None:
+        """`counted`: how many of those that count are the one that asks."""
+        fleet = self.fleet
+        backlog = Backlog(
+            requests=self._opening - counted + fleet.waiting - fleet.free_rows,
+            tokens=self._opening_tokens + fleet.waiting_tokens,
+            tokens_per_s=fleet.tokens_per_s,
+        )
+        if error := refusal(backlog, self.config.max_queue, self.config.max_queue_tokens):
+            raise error
 
     def tokenize(self, text: str) -> list[tuple[int, str, int, int]]:
         """Return (id, text, start, stop) of every token; offsets in characters."""
@@ -181,8 +196,7 @@ class Router:
     ) -> Generation:
         link, adapter = placed.link, placed.adapter
         pages = link.dispatcher.needed_pages(len(prompt), max_tokens, adapter)
-        # After all that a client can get wrong: those who are told "overloaded" come back.
-        self._refuse_beyond_queue(self.fleet.waiting - self.fleet.free_rows)
+        wait = wait_of(request, arrived) if adapter.digest else None
         seed = request.parameters.seed
         accepted = Accepted(
             request_id=next(self._request_ids),
@@ -192,8 +206,11 @@ class Router:
             seed=secrets.randbits(64) if seed is None else seed,
             max_tokens=max_tokens,
             stop=request.parameters.stop,
+            may_fall_back=wait is not None and wait.policy == "base",
         )
         generation = Generation(accepted, model.codec, link.dispatcher.cancel)
+        if placed.is_fallback:
+            generation.fall_back()
         ask = Ask(
             accepted.request_id,
             adapter.digest,
@@ -207,7 +224,7 @@ class Router:
         )
         admission = admission_of(accepted, request.parameters, prompt, model.info)
         asked = request.merge or request.adapter
-        link.submit(Entry(ask, admission, generation, asked, request.token))
+        link.submit(Entry(ask, admission, generation, asked, request.token, wait=wait))
         return generation
 
 

@@ -76,6 +76,8 @@ class FakeRow:
     last: int
     made: int = 0
     waited: int = 0
+    #: Of its prompt, as its first message says.
+    cached_tokens: int = 0
     #: Owned; none before its first token and while it is stopped.
     pages: int = 0
     end: "pb.FinishReason.ValueType" = pb.FINISH_REASON_UNSPECIFIED
@@ -361,6 +363,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
                 return reply
             if not row.made:
                 reply.cold_ms = 10.0 * row.waited
+                reply.cached_tokens = row.cached_tokens
             adapter.resident, adapter.cold_steps = True, 0
             self._next_token(row, reply, adapter.increment)
         reply.finish_reason = row.end

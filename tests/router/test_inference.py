@@ -8,7 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from loralane_proto import inference_pb2 as pb
 from loralane_proto import inference_pb2_grpc, shard_pb2
-from loralane_router.inference import InferenceServer
+from loralane_router.inference import InferenceServer, text_request
 
 
 @pytest.fixture
@@ -45,6 +45,67 @@ async def test_text_streams_with_usage_at_the_end(start_shard, start_router, con
     assert (got[0].adapter_digest, got[0].adapter_cold_ms) == ("digest-of-two", 10.0)
     assert [reply.finish_reason for reply in got] == ["", "", "length"]
     assert got[-1].usage == pb.Usage(prompt_tokens=2, completion_tokens=3)
+
+
+async def test_an_adapter_that_is_not_ready_in_time_is_an_error_or_the_base_as_asked(
+    start_shard, start_router, connect
+):
+    shard = await start_shard({"two": {"increment": 2, "cold_steps": 1000}})
+    channel = await connect(await start_router(shard))
+    fields = {"adapter": "two", "prompt": "a", "max_tokens": 3, "max_wait_for_adapter_ms": 50}
+
+    got = await replies(channel, **fields, adapter_wait_policy="base")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await replies(channel, **fields)
+
+    assert "".join(reply.text for reply in got) == "bcd"
+    assert [reply.is_fallback for reply in got] == [True, False, False]
+    assert got[0].adapter_digest == ""
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert "max_wait_for_adapter_ms=50" in caught.value.details()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("priority", 1_000_001),
+        ("priority", -1_000_001),
+        ("max_wait_for_adapter_ms", 3_600_001),
+        ("adapter_wait_policy", "other"),
+    ],
+)
+async def test_what_may_not_be_asked_is_refused_by_name(
+    start_shard, start_router, connect, field, value
+):
+    channel = await connect(await start_router(await start_shard()))
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await replies(channel, prompt="a", max_tokens=1, **{field: value})
+
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert field in caught.value.details()
+
+
+async def test_usage_tells_how_much_of_the_prompt_was_cached(start_shard, start_router, connect):
+    shard = await start_shard(manual=True)
+    router = await start_router(shard)
+    channel = await connect(router)
+    asking = asyncio.create_task(replies(channel, prompt="abc", max_tokens=2))
+    await shard.until(lambda s: bool(s.rows))
+    (row,) = shard.rows.values()
+    row.cached_tokens = 3
+    shard.step(2)
+
+    assert (await asking)[-1].usage.cached_tokens == 3
+    counted = router.metrics.registry.get_sample_value("loralane_prefix_cached_tokens_total")
+    assert counted == 3
+
+
+def test_a_bearer_key_in_the_metadata_is_the_callers_and_shows_nowhere():
+    request = text_request(pb.GenerateRequest(prompt="a", priority=-3), "sk-1")
+
+    assert (request.key, request.priority) == ("sk-1", -3)
+    assert "sk-1" not in repr(request)
 
 
 async def test_chat_ids_and_stop_work(start_shard, start_router, connect):

@@ -256,11 +256,77 @@ async def test_a_router_without_a_queue_serves_what_starts_at_once(start_shard, 
     running = await router.open(ask())
     await shard.until(lambda s: bool(s.rows))
     error = await failure(router, ask())
-    never = await failure(router, ask("a", "nope"))
 
     assert (error.status.http, error.retry_after_s) == (429, 1.0)
-    assert never.status.http == 404, "what no retry makes right is not told to come back"
     await running.aclose()
+
+
+async def test_a_refusal_costs_no_tokenizing_and_no_question_to_the_shard(
+    start_shard, start_router
+):
+    shard = await start_shard({"two": {"increment": 2}}, rows_total=1, manual=True)
+    router = await start_router(shard, max_queue=0)
+    running = await router.open(ask())
+    await shard.until(lambda s: bool(s.rows))
+
+    error = await failure(router, ask("\ud800", "two"))
+
+    assert error.status.http == 429, "that its text cannot be tokenized was not looked at"
+    assert shard.resolved == []
+    await running.aclose()
+
+
+async def test_the_queue_is_bounded_by_the_tokens_of_the_prompts_that_wait(
+    start_shard, start_router
+):
+    shard = await start_shard(rows_total=1, manual=True)
+    router = await start_router(shard, max_queue_tokens=6)
+    running = await router.open(ask("a"))
+    await shard.until(lambda s: bool(s.rows))
+    waiting = [await router.open(ask("abc")), await router.open(ask("abc"))]
+
+    error = await failure(router, ask("a"))
+    await waiting[0].aclose()
+    taken = await router.open(ask("a" * 40))
+
+    assert error.status.http == 429
+    assert "8 prompt tokens" in error.message
+    for generation in (running, *waiting, taken):
+        await generation.aclose()
+    router.check()
+
+
+async def test_requests_that_are_being_opened_count_as_those_that_wait(start_shard, start_router):
+    shard = await start_shard({"two": {"increment": 2}}, rows_total=1, manual=True)
+    router = await start_router(shard, max_queue=2)
+
+    opened = await asyncio.gather(
+        *(router.open(ask("a", "two")) for _ in range(9)), return_exceptions=True
+    )
+
+    refused = [one for one in opened if isinstance(one, RequestError)]
+    assert [error.status.http for error in refused] == [429] * 6
+    for generation in opened:
+        if not isinstance(generation, RequestError):
+            await generation.aclose()
+
+
+async def test_prompts_that_are_being_tokenized_at_once_do_not_pass_the_bound_together(
+    start_shard, start_router
+):
+    shard = await start_shard({"two": {"increment": 2}}, rows_total=1, manual=True)
+    router = await start_router(shard, max_queue_tokens=6)
+    running = await router.open(ask("a"))
+    await shard.until(lambda s: bool(s.rows))
+
+    opened = await asyncio.gather(
+        *(router.open(ask("abc", "two")) for _ in range(9)), return_exceptions=True
+    )
+
+    taken = [one for one in opened if not isinstance(one, RequestError)]
+    assert len(taken) == 2
+    for generation in (running, *taken):
+        await generation.aclose()
 
 
 async def test_what_can_never_fit_is_refused_at_once(start_shard, start_router):

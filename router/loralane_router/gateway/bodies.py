@@ -31,7 +31,11 @@ _MISSING: Final = re.compile(r"Object missing required field `(?P<field>\w+)`")
 
 async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
     """Return the body, a JSON object. Raises BodyRefused (400, 408, 413) or ClientDisconnect."""
-    raw = await _read(request, limits)
+    return decode(await read(request, limits))
+
+
+def decode(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object that a body is. Raises BodyRefused (400)."""
     try:
         body = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as exc:
@@ -41,7 +45,8 @@ async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
     return body
 
 
-async def _read(request: Request, limits: Limits) -> bytes:
+async def read(request: Request, limits: Limits) -> bytes:
+    """Return the body as it came. Raises BodyRefused (408, 413) or ClientDisconnect."""
     too_long = BodyRefused(
         413, "body_too_large", f"the body is longer than {limits.body_bytes} bytes"
     )

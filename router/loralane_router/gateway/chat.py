@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from loralane_router.errors import invalid
 from loralane_router.gateway import fields
-from loralane_router.gateway.bodies import Neutral, parse, read_json, refuse_unsupported
+from loralane_router.gateway.bodies import Neutral, parse, refuse_unsupported
 from loralane_router.gateway.failures import Failure
 from loralane_router.gateway.generations import Answer, finite, merged
 from loralane_router.gateway.jobs import Responder
@@ -194,7 +194,7 @@ def routes(router: Router, limits: Limits) -> list[Route]:
     responder = Responder(router, limits, Failure.openai)
 
     async def create(request: Request) -> Response:
-        body = parse_chat(await read_json(request, limits))
+        body = parse_chat(await responder.read(request))
         job = ChatJob(body, request, router)
         return await responder.respond(request, job, stream=bool(body.stream))
 

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from loralane_router.errors import invalid
 from loralane_router.gateway import fields
-from loralane_router.gateway.bodies import parse, read_json
+from loralane_router.gateway.bodies import parse
 from loralane_router.gateway.failures import Failure
 from loralane_router.gateway.generations import Answer, finite, merged
 from loralane_router.gateway.jobs import Responder
@@ -179,7 +179,7 @@ def routes(router: Router, limits: Limits) -> list[Route]:
     responder = Responder(router, limits, Failure.openai)
 
     async def create(request: Request) -> Response:
-        body = parse(await read_json(request, limits), CompletionBody, _NEUTRAL)
+        body = parse(await responder.read(request), CompletionBody, _NEUTRAL)
         job = CompletionJob(body, request, router)
         return await responder.respond(request, job, stream=bool(body.stream))
 

@@ -114,8 +114,12 @@ def speaks_openai(path: str) -> bool:
     return path.startswith("/v1/") or path == "/v1"
 
 
-def render(request: Request, error: Exception) -> Response:
-    """Return the error response in the shape of the request's route."""
+async def render(request: Request, error: Exception) -> Response:
+    """Return the error response in the shape of the request's route.
+
+    Asynchronous for its own sake: Starlette runs plain handlers in threads, behind which a refusal
+    would queue just when there are many.
+    """
     failure = Failure.of(error)
     if speaks_openai(request.url.path):
         body, http = failure.openai(), failure.http
@@ -127,7 +131,7 @@ def render(request: Request, error: Exception) -> Response:
     return Response(msgspec.json.encode(body), http, headers, media_type="application/json")
 
 
-def client_gone(request: Request, error: Exception) -> Response:
+async def client_gone(request: Request, error: Exception) -> Response:
     """Return what nobody will read."""
     assert isinstance(error, ClientDisconnect)
     _log.debug("client gone: %s", request.url.path)

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from loralane_router.gateway.bodies import decode, read
 from loralane_router.gateway.failures import Failure
 from loralane_router.gateway.generations import (
     Answer,
@@ -55,6 +56,16 @@ class Responder:
         self._router = router
         self._limits = limits
         self._error_body = error_body
+
+    async def read(self, request: Request) -> dict[str, Any]:
+        """Return the body of a request for text, a JSON object.
+
+        It is not looked at while nobody more may wait: most that come then are refused, and each
+        costs the others little. Raises RequestError (429 first, then as `read_json`).
+        """
+        raw = await read(request, self._limits)
+        self._router.check_room()
+        return decode(raw)
 
     async def respond(self, request: Request, job: Job, *, stream: bool) -> Response:
         """Return the answer. Raises RequestError, or ClientDisconnect when nobody waits for it."""

@@ -34,16 +34,6 @@ _FINISH: Final[dict[FinishReason, str]] = {
     "eos": "eos_token",
     "stop": "stop_sequence",
 }
-#: `/info`'s capacity, from the gauges that the shard's messages feed.
-_CAPACITY: Final = {
-    "rows_total": "rows",
-    "rows_free": "rows_free",
-    "pages_total": "pages",
-    "pages_free": "pages_free",
-    "lanes_total": "lanes",
-    "lanes_free": "lanes_free",
-    "lanes_in_use": "lanes_in_use",
-}
 #: Stands for text that comes without a token.
 _HELD_BACK: Final = OutToken(id=0, text="", logprob=0.0, special=True)
 
@@ -154,7 +144,7 @@ def routes(router: Router, limits: Limits) -> list[Route]:
     responder = Responder(router, limits, Failure.native)
 
     async def generate(request: Request, *, as_array: bool, stream: bool = False) -> Response:
-        body = parse_native(await read_json(request, limits))
+        body = parse_native(await responder.read(request))
         body.stream = body.stream or stream
         job = NativeJob(body, request, router, as_array=as_array)
         return await responder.respond(request, job, stream=body.stream)
@@ -203,10 +193,7 @@ def describe(router: Router) -> dict[str, object]:
         "max_stop_sequences": MAX_STOPS,
         "max_input_length": info.max_model_len - 1,
         "max_total_tokens": info.max_model_len,
-        "capacity": {
-            name: int(router.metrics.registry.get_sample_value(f"loralane_{gauge}") or 0)
-            for name, gauge in _CAPACITY.items()
-        },
+        "capacity": router.capacity,
         "version": info.version,
         "sha": None,
         "docker_label": None,

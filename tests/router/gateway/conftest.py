@@ -139,12 +139,18 @@ class FakeRouter:
         self.metrics = Metrics()
         self.info = BASE
         self.ready = True
+        #: Why nobody more may wait.
+        self.full: RequestError | None = None
         self.capacity = {"rows_total": 8, "lanes_free": 0}
         self.gate = asyncio.Event()
         self.requests: list[TextRequest] = []
         self.running = 0
         self.changed = asyncio.Condition()
         self._adapters = {"loud": entry("loud", "org/loud"), "org/a": entry("org/a", "org/a")}
+
+    def check_room(self) -> None:
+        if self.full is not None:
+            raise self.full
 
     async def open(self, request: TextRequest) -> FakeGeneration:
         self.requests.append(request)
