@@ -113,7 +113,7 @@ class Dispatcher:
     @property
     def free_rows(self) -> int:
         """How many requests could start now, as far as rows go."""
-        return 0 if self._ledger is None else max(0, self._ledger.room().rows)
+        return 0 if self._ledger is None else max(0, self._ledger.free_rows)
 
     @property
     def capacity(self) -> pb.Capacity | None:

@@ -132,6 +132,11 @@ class Ledger:
         while self._uncounted and self._sent - len(self._uncounted) < admitted:
             self._uncounted.popleft()
 
+    @property
+    def free_rows(self) -> int:
+        """How many rows may still be admitted: `room().rows`, for those who ask for every request."""
+        return self._capacity.rows_free - len(self._uncounted)
+
     def room(self) -> Room:
         """Return what may still be admitted."""
         capacity, pinned = self._capacity, self._pinned
@@ -140,7 +145,7 @@ class Ledger:
         pages = pending + sum(ask.pages for ask in self._uncounted)
         lanes = sum(self._in_use[digest].lanes for digest in self._uncounted_adapters())
         return Room(
-            rows=capacity.rows_free - len(self._uncounted),
+            rows=self.free_rows,
             pages=capacity.pages_free - pages,
             lanes=capacity.lanes_total - capacity.lanes_in_use - lanes,
             holders={d: Holder(lanes, 0.0, True) for d, lanes in pinned.items()}
