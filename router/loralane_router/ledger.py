@@ -134,7 +134,7 @@ class Ledger:
 
     @property
     def free_rows(self) -> int:
-        """How many rows may still be admitted: `room().rows`, for those who ask for every request."""
+        """How many rows may still be admitted; cheaper than all of `room`."""
         return self._capacity.rows_free - len(self._uncounted)
 
     def room(self) -> Room:
