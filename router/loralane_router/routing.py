@@ -92,7 +92,9 @@ def choose(views: Sequence[ShardView], need: Need, turn: int = 0) -> int:
     if seconds.count(least) == 1:
         return seconds.index(least)
     equals = [i for i, expected in enumerate(seconds) if expected == least]
-    return min(equals, key=lambda i: (_requests(views[i]), (i - turn) % len(views)))
+    fewest = min(_requests(views[i]) for i in equals)
+    equals = [i for i in equals if _requests(views[i]) == fewest]
+    return equals[turn % len(equals)]
 
 
 def expected_s(view: ShardView, need: Need) -> float:
