@@ -24,13 +24,13 @@ more tokens of every row beside it, and is stopped before only for an older row 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from loralane_server.pages import PAGE_TOKENS, pages_for
 from loralane_server.planner import plan_step
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """What one row asks of the next step, and the pages that it has for it."""
 
     #: Tokens still to be computed before the next one can be sampled, >= 1.

@@ -85,13 +85,19 @@ class RowPages:
 
 def claim_of(row: Row) -> Claim:
     """Return what a row asks of the next step."""
+    admission, tokens, pages = row.admission, len(row.tokens), len(row.pages)
     # The last token that it generates is never computed.
-    longest = len(row.admission.prompt) + row.admission.max_tokens - 1
+    longest = len(admission.prompt) + admission.max_tokens - 1
     return Claim(
-        pending=row.pending,
-        covered=len(row.pages) * PAGE_TOKENS - row.computed,
-        grows=pages_for(longest) > pages_for(len(row.tokens)),
+        pending=tokens - row.computed,
+        covered=pages * PAGE_TOKENS - row.computed,
+        grows=pages_for(longest) > pages_for(tokens),
         begun=row.begun,
         runnable=row.runnable,
-        owns=len(row.pages) > 0,
+        owns=pages > 0,
     )
+
+
+def lacking(row: Row) -> int:
+    """Return how many pages a row still has to take for the tokens that it has."""
+    return max(0, pages_for(len(row.tokens)) - len(row.pages))

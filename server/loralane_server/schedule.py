@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from loralane_server.preemption import beginners, plan_rows
-from loralane_server.row_pages import RowPages, claim_of
+from loralane_server.row_pages import RowPages, claim_of, lacking
 from loralane_server.rows import Row
 from loralane_server.steps import Part
 
@@ -54,8 +54,7 @@ class Schedule:
     @property
     def pages_free(self) -> int:
         """Pages that no row owns and that the rows' tokens so far do not need."""
-        lacking = sum(claim_of(row).lacks for row in self._rows)
-        return max(0, self._pages.free - lacking)
+        return max(0, self._pages.free - sum(map(lacking, self._rows)))
 
     @property
     def pending_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """Who computes and who gives its pages back: the oldest always goes on, the youngest stop first."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,10 +11,10 @@ PAGE = PAGE_TOKENS
 
 #: A stream in the middle of a page, and one that needs the next page now.
 STREAM = Claim(pending=1, covered=5, grows=True, begun=True, runnable=True, owns=True)
-NEEDY = replace(STREAM, covered=0)
+NEEDY = STREAM._replace(covered=0)
 #: Two pages of a prompt, not begun.
 PROMPT = Claim(pending=2 * PAGE, covered=0, grows=True, begun=False, runnable=True, owns=False)
-WAITING = replace(PROMPT, runnable=False)
+WAITING = PROMPT._replace(runnable=False)
 
 
 def test_with_pages_for_all_everybody_computes() -> None:
@@ -35,7 +35,7 @@ def test_the_youngest_keeps_its_pages_and_waits_when_there_are_none() -> None:
 
 
 def test_a_stopped_row_is_not_stopped_again() -> None:
-    stopped = replace(PROMPT, owns=False)
+    stopped = PROMPT._replace(owns=False)
 
     assert plan_rows([NEEDY, STREAM, stopped], budget=100, free=0).stop == 1
 
@@ -63,7 +63,7 @@ def test_pages_that_a_begun_prompt_still_needs_are_not_given_to_who_begins() -> 
 
 
 def test_nobody_begins_before_an_older_row_that_waits_for_room() -> None:
-    big, small = replace(PROMPT, pending=100), replace(PROMPT, pending=4)
+    big, small = PROMPT._replace(pending=100), PROMPT._replace(pending=4)
 
     plan = plan_rows([STREAM, big, small], budget=200, free=5)
 
@@ -71,13 +71,13 @@ def test_nobody_begins_before_an_older_row_that_waits_for_room() -> None:
 
 
 def test_who_waits_for_an_adapter_holds_nobody_up() -> None:
-    plan = plan_rows([STREAM, replace(WAITING, pending=500), PROMPT], budget=200, free=4)
+    plan = plan_rows([STREAM, WAITING._replace(pending=500), PROMPT], budget=200, free=4)
 
     assert plan == StepPlan((1, 0, 2 * PAGE))
 
 
 def test_the_oldest_that_can_run_takes_pages_of_older_ones_that_cannot() -> None:
-    holding = replace(WAITING, owns=True)
+    holding = WAITING._replace(owns=True)
 
     assert plan_rows([holding, NEEDY, PROMPT], budget=100, free=0).stop == 0
     assert plan_rows([holding, STREAM, NEEDY], budget=100, free=0).stop is None
@@ -85,12 +85,12 @@ def test_the_oldest_that_can_run_takes_pages_of_older_ones_that_cannot() -> None
 
 def test_the_oldest_begins_without_room_and_stops_the_others_for_it() -> None:
     assert plan_rows([PROMPT, STREAM], budget=100, free=1).stop == 1
-    alone = replace(PROMPT, grows=False)
+    alone = PROMPT._replace(grows=False)
     assert plan_rows([alone], budget=100, free=2).counts == (2 * PAGE,)
 
 
 def test_rows_of_a_wave_begin_only_where_there_is_room() -> None:
-    claims = [STREAM, WAITING, replace(WAITING, pending=PAGE)]
+    claims = [STREAM, WAITING, WAITING._replace(pending=PAGE)]
 
     assert beginners(claims, [1, 2], free=3) == []
     assert beginners(claims, [1, 2], free=5) == [1]
