@@ -2,10 +2,10 @@
 
     python -m bench.flood [--tenants 8] [--flood 10] [--seconds 40] [serve's own options]
 
-Tenants are adapters. All send at random times; together they ask for `--load` of what the server
-can do, measured first. Then the last one sends ten times as much. The same again as one flow, by an
-API key that all send (`--weights`): then the router serves whoever came first. Each of the three is
-measured in every round; prompts are never the same, arrival times are.
+Tenants are adapters. All send at random times, each an equal share of what the server can do, which
+is measured first (`--load`: of how much of it). Then the last one sends ten times as much. The same
+again as one flow, by an API key that all send (`--weights`): then the router serves whoever came
+first. Each of the three is measured in every round; prompts are never the same, arrival times are.
 """
 
 import argparse
@@ -182,7 +182,7 @@ async def _run(args: argparse.Namespace, more: Sequence[str]) -> tuple[Plan, lis
 
 async def _plan(client: Client, work: Work, args: argparse.Namespace) -> Plan:
     """Measure what the server can do, and share a part of it out."""
-    fresh = Fresh(work)
+    fresh = Fresh(work, spread=args.spread)
     await closed_loop(client, work.adapters, fresh, args.warm)
     began = time.perf_counter()
     answers = await closed_loop(client, work.adapters * args.streams, fresh, args.capacity)
@@ -198,7 +198,12 @@ async def _rounds(
     key = {"authorization": f"Bearer {_ONE_FLOW_KEY}"}
     # Prompts of one are never sent in another: the prefix cache would know them.
     fresh = {
-        name: Fresh(work, key if name == FIRST_COME else {}, first_seed=n * 100_000_000)
+        name: Fresh(
+            work,
+            key if name == FIRST_COME else {},
+            first_seed=n * 100_000_000,
+            spread=args.spread,
+        )
         for n, name in enumerate(NAMES, start=1)
     }
     done = []
@@ -232,9 +237,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
     parser.add_argument("--tenants", type=int, default=8, help="each an adapter; the last floods")
     parser.add_argument("--flood", type=float, default=10.0, help="times its fair share")
-    parser.add_argument("--load", type=float, default=0.7, help="all fair shares, of capacity")
+    parser.add_argument("--load", type=float, default=1.0, help="all fair shares, of capacity")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--spread", type=int, default=24, help="answers differ by so many tokens")
     parser.add_argument("--streams", type=int, default=4, help="of a tenant, to find the capacity")
     parser.add_argument("--warm", type=float, default=5.0, help="seconds")
     parser.add_argument("--capacity", type=float, default=20.0, help="seconds")

@@ -124,16 +124,20 @@ class Fresh:
         *,
         each_token: bool = True,
         first_seed: int = 0,
+        spread: int = 0,
     ) -> None:
+        """`spread`: how many tokens an answer may be longer or shorter than the work's."""
         self._work = work
         self._headers = headers
         #: Log-probabilities make our server send an event for each token: none is held back.
         self._end = b', "logprobs": 0}' if each_token else b"}"
         self._seeds = count(first_seed)
+        self._draw, self._spread = random.Random(first_seed), spread
 
     def __call__(self, tenant: str) -> Call:
         """Return the next call of a tenant."""
-        body = self._work.body(tenant, next(self._seeds), self._work.new_tokens)
+        more = self._draw.randint(-self._spread, self._spread)
+        body = self._work.body(tenant, next(self._seeds), self._work.new_tokens + more)
         return Call(tenant, body[:-1] + self._end, self._headers)
 
 

@@ -201,6 +201,15 @@ def test_another_first_seed_gives_other_prompts():
     assert {one("a").body for _ in range(50)}.isdisjoint(other("a").body for _ in range(50))
 
 
+def test_answers_may_differ_in_length_and_then_the_same_way_each_time():
+    lengths = [json.loads(Fresh(WORK, spread=2)("a").body)["max_tokens"] for _ in range(3)]
+    fresh = Fresh(WORK, spread=2)
+    spread = {json.loads(fresh("a").body)["max_tokens"] for _ in range(200)}
+
+    assert len(set(lengths)) == 1
+    assert spread == {1, 2, 3, 4, 5}
+
+
 def test_only_who_wants_each_token_asks_for_log_probabilities():
     assert json.loads(Fresh(WORK)("a").body)["logprobs"] == 0
     assert "logprobs" not in json.loads(Fresh(WORK, each_token=False)("a").body)
