@@ -65,6 +65,28 @@ def test_a_streamed_chat_is_the_whole_one_in_pieces_with_usage_at_the_end(client
     assert last.usage.model_copy(update=details) == whole.usage.model_copy(update=details)
 
 
+def test_priority_and_a_bounded_wait_go_through_extra_body(client, target):
+    request = {"model": target.adapter, "prompt": "hello world", "temperature": 0, "max_tokens": 9}
+    asked = {"priority": -5, "max_wait_for_adapter_ms": 60_000, "adapter_wait_policy": "base"}
+
+    raw = client.completions.with_raw_response.create(**request, extra_body=asked)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(**request, extra_body={"max_wait_for_adapter_ms": 0})
+
+    reply = raw.parse()
+    assert reply.choices[0].text == target.answer(target.adapter, "hello world", 9)
+    assert reply.model == target.adapter
+    assert "x-loralane-adapter-fallback" not in raw.headers
+    assert caught.value.param == "max_wait_for_adapter_ms"
+
+
+def test_usage_tells_how_much_of_the_prompt_was_cached(client, adapter):
+    reply = client.chat.completions.create(model=adapter, messages=HI, max_tokens=2)
+
+    details = reply.usage.prompt_tokens_details
+    assert 0 <= details.cached_tokens <= reply.usage.prompt_tokens
+
+
 def test_several_prompts_and_choices_are_numbered(client):
     reply = client.completions.create(
         model="", prompt=["a", "b"], n=2, seed=3, max_tokens=2, logprobs=2

@@ -78,7 +78,8 @@ async def test_a_full_queue_refuses_and_serves_all_that_it_took(http, world):
     refused = [reply for reply in replies if reply.status_code != 200]
     assert refused
     for reply in refused:
-        assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
+        assert reply.status_code == 429
+        assert 1 <= int(reply.headers["retry-after"]) <= 60
         assert reply.json()["error"]["code"] == "overloaded"
 
 

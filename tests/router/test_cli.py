@@ -71,13 +71,14 @@ def test_the_servers_own_parser_understands_what_is_handed_on():
 def test_the_routers_settings_come_from_its_flags():
     args = parsed(
         "router", "--shard", "h:8101", "--host", "::1", "--port", "0", "--grpc-port", "9000",
-        "--max-queue", "5", "--served-model-name", "m", "--log-format", "json",
+        "--max-queue", "5", "--max-queue-tokens", "900",
+        "--served-model-name", "m", "--log-format", "json",
     )  # fmt: skip
 
     config = cli.router_config(args, tuple(args.shard))
 
     assert (config.shards, config.host, config.port) == (("h:8101",), "::1", 0)
-    assert (config.grpc_port, config.max_queue) == (9000, 5)
+    assert (config.grpc_port, config.max_queue, config.max_queue_tokens) == (9000, 5, 900)
     assert (config.served_model_name, config.log_format) == ("m", "json")
 
 

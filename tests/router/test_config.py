@@ -3,7 +3,9 @@ from loralane_router.config import RouterConfig
 
 
 def test_defaults_are_valid():
-    assert RouterConfig(shards=("127.0.0.1:9000",)).max_queue == 1024
+    config = RouterConfig(shards=("127.0.0.1:9000",))
+
+    assert (config.max_queue, config.max_queue_tokens) == (1024, None)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,7 @@ def test_shards_are_named_one_by_one_or_all_at_once(shards):
         ({"grpc_port": 65536}, "grpc_port"),
         ({"log_format": "xml"}, "log_format"),
         ({"max_queue": -1}, "max_queue"),
+        ({"max_queue_tokens": 0}, "max_queue_tokens"),
         ({"served_model_name": ""}, "served_model_name"),
     ],
 )
