@@ -1,10 +1,10 @@
 """The router's decisions in front of a shard that is cranked by hand: no clock, no network.
 
-Every step takes one second and makes one token for every row. What the shard is sent arrives when
+Every step makes one token for every row that has its pages. What the shard is sent arrives when
 `deliver` is called, so that reports can be late. The shard asserts that it is never given too much.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -14,9 +14,36 @@ from loralane_router.facts import AdapterFacts
 from loralane_router.fairness import FairShares
 from loralane_router.ledger import HEADROOM_PAGES, Ledger
 from loralane_router.queues import Queues
+from loralane_router.weights import Weights
 
 PAGE_TOKENS = 4
 LANES = 8
+
+
+class CountedShares(FairShares):
+    """Fair shares that also count what they were charged."""
+
+    def __init__(self, weights: Weights | None = None) -> None:
+        super().__init__(weights)
+        #: Tokens by flow, an answer's twice; not divided by weights.
+        self.charged: Counter[str] = Counter()
+
+    def charge(self, flow: str, *, prompt: int = 0, generated: int = 0) -> None:
+        self.charged[flow] += prompt + 2 * generated
+        super().charge(flow, prompt=prompt, generated=generated)
+
+
+class WatchedQueues(Queues):
+    """Queues that also note who went by age."""
+
+    def __init__(self, shares: FairShares) -> None:
+        super().__init__(shares)
+        self.aged: set[int] = set()
+
+    def take(self, ask: Ask, now: float, *, by_age: bool = False) -> None:
+        if by_age:
+            self.aged.add(ask.request_id)
+        super().take(ask, now, by_age=by_age)
 
 
 @dataclass(eq=False)
@@ -37,24 +64,24 @@ class Cranked:
     rows_total: int = 8
     pages_total: int = 1000
     lanes_total: int = 1000
-    shares: FairShares = field(default_factory=FairShares)
+    shares: CountedShares = field(default_factory=CountedShares)
+    #: Seconds that a step takes.
+    step_s: float = 1.0
     now: float = 0.0
 
     def __post_init__(self) -> None:
         self.rows: list[Row] = []
         self.inbox: deque[Row] = deque()
         self.pinned: dict[str, int] = {}
-        self.queues = Queues(self.shares)
+        self.queues = WatchedQueues(self.shares)
         self.ledger = Ledger(self.capacity())
         self.answers: dict[int, int] = {}
         self.submitted: dict[int, Ask] = {}
         #: In order, by request id.
         self.admitted: list[int] = []
         self.ended: list[int] = []
-        #: Weighted tokens that each request was served.
-        self.served: dict[int, int] = {}
-        #: Requests that were admitted by age.
-        self.aged: set[int] = set()
+        #: Tokens that each request was served, an answer's twice.
+        self.served: Counter[int] = Counter()
         self._arrived = 0
         self._ids = count()
 
@@ -90,7 +117,7 @@ class Cranked:
         for ask in found:
             self.ledger.take(ask, self.now)
             self.inbox.append(Row(ask, self.answers[ask.request_id]))
-            self.served[ask.request_id] = ask.tokens
+            self.served[ask.request_id] = ask.tokens  # also if it was refused before
         ids = [ask.request_id for ask in found]
         self.admitted += ids
         return ids
@@ -104,7 +131,7 @@ class Cranked:
 
     def step(self) -> list[int]:
         """Make one token for every row that has its pages, and report; return who ended."""
-        self.now += 1.0
+        self.now += self.step_s
         self._share_pages()
         ended = []
         for row in [row for row in self.rows if row.pages]:
@@ -122,6 +149,16 @@ class Cranked:
     def report(self) -> None:
         """Tell the ledger what the shard holds."""
         self.ledger.observe(self.capacity(), self._arrived)
+
+    def cancel(self, request_id: int) -> None:
+        """Give up a request: who waits is gone at once, a row that has arrived by the next step."""
+        if request_id in self.queues:
+            self.queues.remove(request_id)
+        else:
+            (row,) = [row for row in self.rows if row.ask.request_id == request_id]
+            self._end(row)
+            self.report()
+        self.ended.append(request_id)
 
     def refuse(self, pause: float) -> int:
         """Refuse the row that came last, for lack of room; return its id."""
@@ -170,9 +207,13 @@ class Cranked:
         self.ledger.check()
         waiting = [i for i in self.submitted if i in self.queues]
         running = [row.ask.request_id for row in (*self.inbox, *self.rows)]
-        everybody = sorted(waiting + running + self.ended)
-        assert everybody == sorted(self.submitted)
-        assert sorted(self.admitted) == sorted(running + self.ended)
+        assert sorted(waiting + running + self.ended) == sorted(self.submitted)
+        assert sorted(running) == sorted(set(self.admitted) - set(self.ended))
+        assert len(set(self.admitted)) == len(self.admitted)
+        served = Counter[str]()
+        for request_id, tokens in self.served.items():
+            served[self.submitted[request_id].flow] += tokens
+        assert +served == +self.shares.charged
 
     def _end(self, row: Row) -> None:
         self.rows.remove(row)
