@@ -23,8 +23,10 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
     # A silent machine is noticed within 0.7 + 1 s while the stream is open, a dead process at once.
     # A shard must allow such pings (grpc.http2.min_ping_interval_without_data_ms), or it hangs up.
+    # Newer versions of gRPC wait for the answer as long as the last of these says, by itself 60 s.
     ("grpc.keepalive_time_ms", 700),
     ("grpc.keepalive_timeout_ms", 1_000),
+    ("grpc.http2.ping_timeout_ms", 1_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
