@@ -16,6 +16,7 @@ from loralane_router.generation import Accepted, Generation
 from loralane_router.metrics import Metrics
 from loralane_router.model import Model
 from loralane_router.requests import Parameters, TextRequest
+from loralane_router.weights import Weights
 
 
 def ask(adapter="", max_tokens=20) -> TextRequest:
@@ -90,6 +91,44 @@ async def test_a_quiet_adapter_is_not_behind_a_chatty_ones_backlog(start_shard, 
 
     order = [admission.digest for admission in shard.admissions]
     assert order.index("digest-of-quiet") == 1
+
+
+async def test_requests_of_a_key_that_has_a_weight_share_one_turn_whatever_their_adapters(
+    start_shard, start_router
+):
+    adapters = {name: {"increment": 2} for name in ("one", "two", "three", "other")}
+    shard = await start_shard(adapters, rows_total=1, manual=True)
+    router = await start_router(shard, weights=Weights.parse({"keys": {"shared": 1}}))
+    running = await router.open(ask("one", max_tokens=1))
+    await shard.until(lambda s: bool(s.rows))
+    asked = ["one", "two", "three", "other", "other"]
+    keys = ["shared"] * 3 + ["anybody's", None]
+
+    waiting = [
+        await router.open(replace(ask(name, max_tokens=1), key=key))
+        for name, key in zip(asked, keys, strict=True)
+    ]
+    shard.step(6)
+    await asyncio.gather(*map(text_of, [running, *waiting]))
+
+    names = [admission.digest.removeprefix("digest-of-") for admission in shard.admissions]
+    assert names[1:] == ["one", "other", "two", "other", "three"]
+
+
+async def test_lower_priorities_go_first(start_shard, start_router):
+    shard = await start_shard(rows_total=1, manual=True)
+    router = await start_router(shard)
+    running = await router.open(ask(max_tokens=1))
+    await shard.until(lambda s: bool(s.rows))
+
+    waiting = [
+        await router.open(replace(ask(max_tokens=1), priority=priority)) for priority in (1, 0, -5)
+    ]
+    shard.step(4)
+    await asyncio.gather(*map(text_of, [running, *waiting]))
+
+    order = [admission.request_id for admission in shard.admissions]
+    assert order == [g.request_id for g in (running, *reversed(waiting))]
 
 
 async def test_a_step_for_a_request_that_has_ended_is_ignored(start_shard, start_router):
