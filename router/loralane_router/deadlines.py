@@ -5,7 +5,7 @@ adapter is ready: resolved, downloaded, given lanes and loaded. A wait for rows 
 resident adapter is no wait for the adapter, and nobody gives up after the first token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -73,6 +73,11 @@ class AdapterWaits:
 
     def __len__(self) -> int:
         return len(self._waits)
+
+    @property
+    def request_ids(self) -> KeysView[int]:
+        """Those who still wait."""
+        return self._waits.keys()
 
     @property
     def next_end(self) -> float | None:

@@ -243,7 +243,7 @@ class Dispatcher:
     def check(self) -> None:
         """Assert that nothing is lost: what is neither queued nor running has ended."""
         assert len(self._queues) <= len(self._entries)
-        assert len(self._waits) <= len(self._entries)
+        assert self._waits.request_ids <= self._entries.keys()
         self._waits.check()
         self._queues.check()
         if self._ledger is not None:

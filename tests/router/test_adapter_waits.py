@@ -5,6 +5,7 @@ router in front of a shard that resolves when it is told to.
 """
 
 import asyncio
+import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -358,6 +359,106 @@ async def test_the_end_of_a_wait_wakes_the_dispatcher_by_itself():
     await asyncio.gather(serving, return_exceptions=True)
 
 
+#: What each adapter, and the base, says at every token.
+LETTERS = {"": "z", "a": "a", "b": "b", "c": "c"}
+
+
+@dataclass
+class Asked:
+    """One request of a random run, and what must come of it."""
+
+    generation: Generation
+    digest: str
+    wait: AdapterWait | None
+    left: bool = False
+
+    def check(self) -> None:
+        text, error = text_of(self.generation), self.generation._error
+        assert self.generation.finished
+        may_fall_back = self.wait is not None and self.wait.policy == "base"
+        assert may_fall_back or not self.generation.is_fallback
+        speaker = "" if self.generation.is_fallback else self.digest
+        assert set(text) <= {LETTERS[speaker]}, "one answerer, from the first token to the last"
+        if error is not None:
+            assert not text, "nobody gives up after the first token"
+            assert self.wait is not None
+            assert self.wait.policy == "fail"
+            assert error.kind == pb.ERROR_KIND_LOADING
+        assert self.left or error is not None or text
+
+
+class RandomRun:
+    """A desk with too few rows and lanes, and everything that may happen to its requests."""
+
+    def __init__(self, desk: Desk, seed: int) -> None:
+        self.desk, self.rng = desk, random.Random(seed)
+        self.asked: list[Asked] = []
+        #: Running requests that the shard was told to give up.
+        self.ending: set[int] = set()
+
+    def submit(self) -> None:
+        digest = self.rng.choice(["", "a", "b", "c"])
+        policy = self.rng.choice(["fail", "base"])
+        wait = AdapterWait(self.desk.now, self.rng.uniform(0.1, 4), policy)
+        bounded = wait if digest and self.rng.random() < 0.7 else None
+        generation = self.desk.submit(len(self.asked) + 1, digest, bounded)
+        self.asked.append(Asked(generation, digest, bounded))
+
+    async def leave(self) -> None:
+        gone = self.rng.choice(self.asked)
+        gone.left = gone.left or not gone.generation.finished
+        read = list(gone.generation._deltas)
+        await gone.generation.aclose()
+        gone.generation._deltas.extend(read)
+
+    async def turn(self) -> None:
+        """Do a step in which some rows make a token, end or are given up, as it comes."""
+        await self._step([row for id in self.desk.running for row in self._row(id)])
+
+    async def finish(self) -> None:
+        """Do a step that ends every row."""
+        running = self.desk.running.items()
+        await self._step([self._end(id, digest) for id, digest in running])
+
+    def _row(self, id: int) -> list[pb.Row]:
+        digest = self.desk.running[id]
+        if id in self.ending and self.rng.random() < 0.5:
+            return [cancelled(id)]
+        if (digest and digest not in self.desk.resident) or self.rng.random() < 0.4:
+            return []
+        finish = "LENGTH" if self.rng.random() < 0.3 else "UNSPECIFIED"
+        return [token(id, ord(LETTERS[digest]), finish)]
+
+    def _end(self, id: int, digest: str) -> pb.Row:
+        return cancelled(id) if id in self.ending else token(id, ord(LETTERS[digest]), "LENGTH")
+
+    async def _step(self, rows: list[pb.Row]) -> None:
+        self.ending -= {row.request_id for row in rows if row.finish_reason}
+        sent = await self.desk.turn(self.desk.now + self.rng.random(), *rows)
+        self.ending |= set(sent.cancel) & self.desk.running.keys()
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_whatever_happens_each_request_has_one_answerer_or_one_error(desk, seed):
+    run = RandomRun(desk(rows=3, lanes=2 * LANES), seed)
+    for _ in range(120):
+        if run.rng.random() < 0.4:
+            run.submit()
+        if run.rng.random() < 0.3:
+            run.desk.resident ^= {run.rng.choice("abc")}
+        if run.asked and run.rng.random() < 0.1:
+            await run.leave()
+        await run.turn()
+
+    for _ in range(100):
+        await run.finish()
+
+    for request in run.asked:
+        request.check()
+    assert run.desk.running == {}
+    assert not run.desk.dispatcher.work().waiting
+
+
 @dataclass
 class SlowShard(FakeShard):
     """Resolves when `may_resolve` is set."""
@@ -495,4 +596,25 @@ async def test_resolving_once_more_is_a_wait_for_the_adapter_too(slow_shard, sta
 
     assert await text(generation) == "bcd"
     assert generation.is_fallback
+    router.check()
+
+
+@pytest.mark.parametrize("policy", ["fail", "base"])
+async def test_who_lost_its_shard_still_waits_no_longer_than_it_said(
+    slow_shard, start_shard, start_router, policy
+):
+    resident = {"two": {"increment": 2, "cold_steps": 1000, "resident": True}}
+    dying = await start_shard(resident, manual=True)
+    router = await start_router(dying, slow_shard)
+    generation = await router.open(ask(ms=400, policy=policy))
+    await dying.until(lambda s: bool(s.rows))
+
+    await dying.stop()
+    await slow_shard.until(lambda s: bool(s.resolving))
+
+    if policy == "base":
+        assert await text(generation) == "bcd"
+    else:
+        assert (await error_of(generation)).kind == pb.ERROR_KIND_LOADING
+    assert generation.is_fallback is (policy == "base")
     router.check()
