@@ -26,8 +26,6 @@ _CHANNEL_OPTIONS: Final = (
     # Newer versions of gRPC wait for the answer as long as the last of these says, by itself 60 s.
     ("grpc.keepalive_time_ms", 700),
     ("grpc.keepalive_timeout_ms", 1_000),
-    # The same: newer gRPC waits for the answer to a ping for so long, which is 60 s by default.
-    ("grpc.http2.ping_timeout_ms", 1_000),
     ("grpc.http2.ping_timeout_ms", 1_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
