@@ -45,7 +45,7 @@ class Administration:
         """Give `reference` a name and make it resident on one shard."""
         names = self._fleet.names
         names.check_alias(name)
-        link = self._fleet.choose(reference)
+        link = self._fleet.placing.choose(reference)
         shard = link.shard
         facts = await link.resolve_and(reference, token, lambda digest: shard.load(digest, ttl_s))
         if name != reference:
@@ -57,7 +57,7 @@ class Administration:
         self, reference: str, token: str | None, tensors: bool
     ) -> tuple[AdapterFacts, tuple[str, ...]]:
         """Return what an adapter is, and oddities that change nothing; remember nothing."""
-        shard = self._fleet.choose(reference).shard
+        shard = self._fleet.placing.choose(reference).shard
         reply = await shard.validate(self._fleet.names.sent(reference), token, tensors)
         if reply.HasField("error"):
             raise RequestError.from_proto(reply.error)
@@ -91,7 +91,7 @@ class Administration:
         if there or len(found) == 1:
             done = [await _pinned(link, facts, pinned) for link, facts in there or found]
             return self._entry(name, merged(done))
-        link = self._fleet.choose(name)
+        link = self._fleet.placing.choose(name)
         shard = link.shard
         facts = await link.resolve_and(name, None, lambda digest: shard.pin(digest, pinned))
         return self._entry(name, facts)

@@ -57,8 +57,12 @@ class Shards(Protocol):
         token: str | None,
         wait: AdapterWait | None,
         avoid: frozenset[str],
+        tokens: int,
     ) -> Placed:
-        """Choose a shard whose address is not in `avoid`, and resolve the adapter there in time."""
+        """Choose a shard whose address is not in `avoid`, and resolve the adapter there in time.
+
+        `tokens`: of the prompt.
+        """
         ...
 
 
@@ -123,7 +127,8 @@ class Replays:
         while True:
             # What was answered by the base once is the base's for good, whatever was asked for.
             asked = entry.asked if entry.ask.digest else ""
-            placed = await self._shards.place_in_time(asked, entry.token, entry.wait, avoid)
+            tokens = len(entry.admission.prompt)
+            placed = await self._shards.place_in_time(asked, entry.token, entry.wait, avoid, tokens)
             link, adapter = placed.link, placed.adapter
             if placed.is_fallback:
                 entry.fall_back()

@@ -12,12 +12,13 @@ from loralane_router.deadlines import wait_of
 from loralane_router.entry import Entry
 from loralane_router.exposition import Exposition, Snapshot, summed
 from loralane_router.facts import AdapterEntry, AdapterFacts, Page
-from loralane_router.fleet import Fleet, Placement
+from loralane_router.fleet import Fleet
 from loralane_router.generation import Accepted, Generation
 from loralane_router.metrics import Metrics
 from loralane_router.model import Model, ModelInfo
 from loralane_router.overload import Backlog, refusal
 from loralane_router.parameters import admission_of, check, check_waiting, fit
+from loralane_router.placing import Placement
 from loralane_router.requests import TextRequest
 from loralane_router.shards import unavailable
 
@@ -90,7 +91,7 @@ class Router:
             self._check_room(counted=1)  # others that came at the same time are known better now
             tokens = len(prompt)
             self._opening_tokens += tokens
-            placed = await self.fleet.place_in_time(
+            placed = await self.fleet.placing.place_in_time(
                 request.merge or request.adapter,
                 request.token,
                 wait_of(request, arrived),
