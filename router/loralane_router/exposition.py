@@ -9,7 +9,6 @@ requests waiting and running, KV cache, `lora_requests_info` (adapters at work) 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -24,6 +23,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from loralane_router.facts import TIER_NAMES, AdapterFacts
+from loralane_router.snapshots import ShardState, Snapshot, Work, joint, summed
 from loralane_router.usage import UsageRow
 
 #: Bytes of adapter names in one list.
@@ -34,57 +34,7 @@ _SERIES_BYTES: Final = 64
 _LABEL_CHARACTERS: Final = 96
 #: Lanes of the smallest adapter.
 _LANE_PAGE: Final = 8
-#: Fields of a capacity that several shards have together.
-_SUMMED: Final = (
-    "rows_total",
-    "rows_free",
-    "pages_total",
-    "pages_free",
-    "lanes_total",
-    "lanes_free",
-    "lanes_in_use",
-)
 _LEVELS: Final = {"device": "gpu", "host": "cpu"}
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Requests under way, and the names of the adapters that they asked for."""
-
-    running: int
-    waiting: int
-    running_adapters: frozenset[str]
-    waiting_adapters: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class ShardState:
-    """One shard at one moment."""
-
-    address: str
-    up: bool
-    #: None while it is not connected.
-    capacity: pb.Capacity | None
-    work: Work
-    #: Adapters that it knows, or was last known to know, in each tier.
-    tiers: Mapping[str, int]
-    #: (name, facts) of resident adapters, and of those in host memory: the latest first.
-    on_device: Sequence[tuple[str, AdapterFacts]]
-    on_host: Iterable[tuple[str, AdapterFacts]]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All that is written."""
-
-    #: None while no shard is connected.
-    model_name: str | None
-    shards: Sequence[ShardState]
-    #: Whether the shards are told apart by their addresses: there may be more than one.
-    several: bool
-    usage: Sequence[UsageRow]
-    #: Unix seconds.
-    now: float
 
 
 class Exposition(Collector):
@@ -101,7 +51,7 @@ class Exposition(Collector):
         yield from _usage(snapshot.usage)
         live = [shard for shard in snapshot.shards if shard.capacity is not None]
         if live and snapshot.model_name is not None:
-            work = _joint(shard.work for shard in live)
+            work = joint(shard.work for shard in live)
             yield from _serving(snapshot.model_name, live, work)
             yield from _adapters(snapshot.model_name, live, work, snapshot.now)
 
@@ -147,25 +97,6 @@ def _shards(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _of_capacity(of: Callable[[pb.Capacity], float], shard: ShardState) -> float:
     return 0 if shard.capacity is None else of(shard.capacity)
-
-
-def summed(capacities: Iterable[pb.Capacity]) -> dict[str, int]:
-    """Return rows, pages and lanes of several shards together, by the fields' names."""
-    total = dict.fromkeys(_SUMMED, 0)
-    for capacity in capacities:
-        for name in _SUMMED:
-            total[name] += getattr(capacity, name)
-    return total
-
-
-def _joint(works: Iterable[Work]) -> Work:
-    all_work = list(works)
-    return Work(
-        sum(work.running for work in all_work),
-        sum(work.waiting for work in all_work),
-        frozenset().union(*(work.running_adapters for work in all_work)),
-        frozenset().union(*(work.waiting_adapters for work in all_work)),
-    )
 
 
 def most_resident(lanes: int, resident: Sequence[AdapterFacts]) -> int:

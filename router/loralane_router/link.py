@@ -11,7 +11,6 @@ from loralane_router.connection import Connection
 from loralane_router.dispatch import Dispatcher, HandBack
 from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
-from loralane_router.exposition import ShardState
 from loralane_router.facts import BASE, AdapterFacts
 from loralane_router.fairness import FairShares
 from loralane_router.metrics import Metrics
@@ -21,6 +20,7 @@ from loralane_router.outlook import Outlook
 from loralane_router.registry import Registry
 from loralane_router.requests import Merge
 from loralane_router.shards import ShardClient
+from loralane_router.snapshots import ShardState
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from loralane_router.admission import Ask
 from loralane_router.config import RouterConfig
 from loralane_router.deadlines import wait_of
 from loralane_router.entry import Entry
-from loralane_router.exposition import Exposition, Snapshot, summed
+from loralane_router.exposition import Exposition
 from loralane_router.facts import AdapterEntry, AdapterFacts, Page
 from loralane_router.fleet import Fleet
 from loralane_router.generation import Accepted, Generation
@@ -21,6 +21,7 @@ from loralane_router.parameters import admission_of, check, check_waiting, fit
 from loralane_router.placing import Placement
 from loralane_router.requests import TextRequest
 from loralane_router.shards import unavailable
+from loralane_router.snapshots import Snapshot, summed
 
 __all__ = ["AdapterEntry", "Generation", "ModelInfo", "Page", "Router"]
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 from loralane_proto import shard_pb2 as pb
-from loralane_router.exposition import Exposition, ShardState, Snapshot, Work, most_resident
+from loralane_router.exposition import Exposition, most_resident
 from loralane_router.facts import AdapterFacts
+from loralane_router.snapshots import ShardState, Snapshot, Work
 from loralane_router.usage import AdapterUsage
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
