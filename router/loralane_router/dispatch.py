@@ -16,7 +16,6 @@ from loralane_router.alarm import Alarm
 from loralane_router.deadlines import AdapterWaits
 from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
-from loralane_router.exposition import Work
 from loralane_router.facts import AdapterFacts
 from loralane_router.fairness import FairShares
 from loralane_router.generation import Generation
@@ -27,6 +26,7 @@ from loralane_router.metrics import Metrics
 from loralane_router.overload import DrainRate
 from loralane_router.queues import Queues
 from loralane_router.shards import RunStream, unavailable
+from loralane_router.snapshots import Work
 
 _log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class Dispatcher:
         self._waits.drop(request_id)
         if entry.wait is not None:
             self._waits.add(request_id, entry.ask.digest, entry.wait)
-        self._queues.append(entry.ask)
+        self._queues.append(entry.ask, paid=entry.is_paid)
         self._changed = True
         self._wake.set()
 
@@ -296,6 +296,7 @@ class Dispatcher:
         for ask in admit(self._queues, self._ledger.room(), now):
             self._ledger.take(ask, now)
             entry = self._entries[ask.request_id]
+            entry.is_paid = True
             if not entry.last_tokens:
                 entry.generation.queue_s = now - ask.arrived
             admitted.append(entry.admission)

@@ -43,6 +43,8 @@ class Entry:
     wait: AdapterWait | None = None
     #: Its row is given up, and when that has ended the base is asked.
     falls_back: bool = False
+    #: Whether its flow was charged for the prompt, which happens once, on whatever shard.
+    is_paid: bool = False
     refusals: int = 0
     #: What this shard made; the admission, which says how to go on elsewhere, lacks it.
     made: "array[int]" = field(default_factory=lambda: array("I"), repr=False)

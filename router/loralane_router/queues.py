@@ -49,8 +49,13 @@ class Queues:
         """Whether a request waits for this adapter."""
         return digest in self._groups
 
-    def append(self, ask: Ask) -> None:
-        """Let a request wait, in its place by arrival."""
+    def append(self, ask: Ask, *, paid: bool = False) -> None:
+        """Let a request wait, in its place by arrival.
+
+        `paid`: its flow was charged for the prompt when it was admitted before, here or elsewhere.
+        """
+        if paid:
+            self._paid.add(ask.request_id)
         group = self._groups.get(ask.digest)
         if group is None:
             group = self._groups[ask.digest] = Group(ask.digest, ask.lanes)
@@ -66,8 +71,7 @@ class Queues:
 
     def put_back(self, ask: Ask, until: float) -> None:
         """Let a request that the shard refused wait again, and hold its group until then."""
-        self._paid.add(ask.request_id)
-        self.append(ask)
+        self.append(ask, paid=True)
         self._groups[ask.digest].held_until = until
 
     def take(self, ask: Ask, now: float, *, by_age: bool = False) -> None:
