@@ -103,7 +103,13 @@ class Connection:
         info = await shard.info()
         await self._model.join(self._address, info, shard.tokenizer_files)
         try:
-            self._names.connect(self._address, info)
+            for alias in self._names.connect(self._address, info):
+                _log.warning(
+                    "shard %s: alias %r stands for another adapter on other shards, so requests "
+                    "for it do not come here",
+                    self._address,
+                    alias,
+                )
             await self._registry.sync(shard)
             await self._run(shard, info.capacity)
         finally:

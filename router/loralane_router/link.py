@@ -1,6 +1,6 @@
 """One shard as the router holds it: its connection, dispatcher, and what it knows of adapters."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -127,10 +127,6 @@ class Link:
         facts = self.registry.remember(adapter)
         self.dispatcher.note_pins([facts])
         return facts
-
-    def note_pins(self, adapters: Iterable[AdapterFacts]) -> None:
-        """Take over which of these adapters are pinned."""
-        self.dispatcher.note_pins(facts for facts in adapters if facts.digest)
 
     def state(self) -> ShardState:
         """Return what metrics say of this shard."""

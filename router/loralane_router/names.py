@@ -27,12 +27,17 @@ class Names:
         #: Grows with every change.
         self.changes = 0
 
-    def connect(self, address: str, info: pb.InfoReply) -> None:
-        """Take over a shard's aliases and the names of its base model."""
+    def connect(self, address: str, info: pb.InfoReply) -> list[str]:
+        """Take over a shard's aliases and the names of its base model.
+
+        Return the aliases that stand for something else on a shard that came before.
+        """
         names = {"", info.model_id, info.model_id.rstrip("/").rpartition("/")[2]}
         self._base = frozenset(names | {self._served_model_name or ""})
-        self._configured[address] = {alias.name: alias.reference for alias in info.aliases}
+        own = {alias.name: alias.reference for alias in info.aliases}
+        self._configured[address] = own
         self.changes += 1
+        return [name for name in own if own[name] != self._stands_for(name)]
 
     def disconnect(self, address: str) -> None:
         """Forget the aliases of a shard that does not come back."""
@@ -47,7 +52,7 @@ class Names:
         """Return what an alias stands for, None if the name is no alias."""
         if (loaded := self._loaded.get(name)) is not None:
             return loaded
-        return next((own[name] for own in self._configured.values() if name in own), None)
+        return self._stands_for(name)
 
     def aliases(self) -> set[str]:
         """Return every alias."""
@@ -60,12 +65,13 @@ class Names:
         """
         return self._loaded.get(name, name)
 
-    def leads_anywhere(self, name: str, address: str) -> bool:
-        """Whether a shard can know this name: an alias that others were given it does not."""
+    def means_the_same(self, name: str, address: str) -> bool:
+        """Whether a name may be asked of a shard: not an alias that it lacks, or has for another.
+
+        So an alias means one thing at any time, also while shards are restarted with a new one.
+        """
         sent = self.sent(name)
-        return sent in self._configured.get(address, ()) or not any(
-            sent in own for own in self._configured.values()
-        )
+        return self._stands_for(sent) == self._configured.get(address, {}).get(sent)
 
     def check_alias(self, name: str) -> None:
         """Raise RequestError (400) for a name that no adapter may have."""
@@ -87,3 +93,7 @@ class Names:
         gone = set(sents)
         self._loaded = {name: sent for name, sent in self._loaded.items() if sent not in gone}
         self.changes += 1
+
+    def _stands_for(self, alias: str) -> str | None:
+        """Return what a configured alias means: to the shard that was there first."""
+        return next((own[alias] for own in self._configured.values() if alias in own), None)

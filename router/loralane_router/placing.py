@@ -152,7 +152,7 @@ class Placing:
         able = [
             link
             for link in links
-            if all(self._shards.names.leads_anywhere(name, link.address) for name in names)
+            if all(self._shards.names.means_the_same(name, link.address) for name in names)
         ]
         if not able:
             raise unavailable("no shard that was given this alias is connected; try again later")
