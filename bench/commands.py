@@ -7,11 +7,13 @@ import tempfile
 from collections.abc import Sequence
 from typing import IO
 
+from bench.promises import NotMeasured
+
 _LOG_LINES = 20
 _GRACE_S = 25.0
 
 
-class NotReady(Exception):
+class NotReady(NotMeasured):
     """A command ended before it was ready; the message holds its last lines."""
 
 

@@ -25,7 +25,7 @@ from bench.adapters import rank16, warm_page_cache
 from bench.load import Work
 from bench.model import DEFAULT_FOLDER, VOCAB, ready
 from bench.pair import Metrics, Pair
-from bench.promises import Promise, conclude, within
+from bench.promises import NotMeasured, Promise, conclude, run
 from bench.report import save
 from bench.stream import Client, Event, Server, leave_imports_alone
 from bench.tallies import statuses
@@ -112,10 +112,10 @@ class Streams:
         self._tasks = [asyncio.create_task(ask(client, call, events)) for call, events in pairs]
 
     async def wait_for(self, tokens: int) -> None:
-        """Return when every stream has so many tokens; RuntimeError if one ended before."""
+        """Return when every stream has so many tokens; NotMeasured if one ended before."""
         while min(map(len, self._events)) < tokens:
             for answer in (task.result() for task in self._tasks if task.done()):
-                raise RuntimeError(
+                raise NotMeasured(
                     f"{answer.tenant} ended with status {answer.status} and {answer.counted} "
                     f"tokens before all had {tokens}; ask for more --new-tokens if it was complete"
                 )
@@ -146,7 +146,7 @@ async def measure(pair: Pair, work: Work, args: argparse.Namespace) -> Measured:
         metrics = Metrics(http)
         for address in pair.addresses:
             if await metrics.wait_up(address, args.rejoin) == inf:
-                raise RuntimeError(f"the router does not say that it uses {address}")
+                raise NotMeasured(f"the router does not say that it uses {address}")
         with closing(Client(Server.at(pair.url))) as client:
             undisturbed = await Streams(client, calls).answers()
             streams = Streams(client, calls)
@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0 if all promises hold."""
     args, shard_arguments = _parser().parse_known_args(argv)
     leave_imports_alone()
-    measured = asyncio.run(within(args.limit, _run(args, shard_arguments)))
+    measured = run(args.limit, _run(args, shard_arguments))
     show(measured)
     status = conclude(promises(measured))
     record = {"dtype": args.dtype, "shard": shard_arguments, "measured": asdict(measured)}

@@ -27,7 +27,7 @@ from bench.adapters import rank16, warm_page_cache
 from bench.figures import percentile
 from bench.load import Work
 from bench.model import DEFAULT_FOLDER, VOCAB, ready
-from bench.promises import Promise, at_least, at_most, conclude, within
+from bench.promises import Promise, at_least, at_most, conclude, run
 from bench.report import save
 from bench.stream import Client, Server, leave_imports_alone
 from bench.tallies import by_tenant, capacity, rate_within, sent_within, served, statuses
@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0 if all promises hold."""
     args, serve_arguments = _parser().parse_known_args(argv)
     leave_imports_alone()
-    plan, rounds = asyncio.run(within(args.limit, _run(args, serve_arguments)))
+    plan, rounds = run(args.limit, _run(args, serve_arguments))
     show(rounds)
     status = conclude(promises(rounds))
     record = {

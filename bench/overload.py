@@ -8,7 +8,6 @@ comes back, and no refusal is tried again. Then half of it again: how long until
 """
 
 import argparse
-import asyncio
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from bench.figures import percentile
 from bench.load import Work
 from bench.model import DEFAULT_FOLDER, VOCAB, ready
 from bench.processes import sampling
-from bench.promises import Promise, at_least, at_most, conclude, within
+from bench.promises import Promise, at_least, at_most, conclude, run
 from bench.report import save
 from bench.stream import Client, Server, leave_imports_alone
 from bench.tallies import (
@@ -210,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, serve_arguments = _parser().parse_known_args(argv)
     leave_imports_alone()
     limit = 60 * args.minutes + args.limit
-    measured = asyncio.run(within(limit, _run(args, serve_arguments)))
+    measured = run(limit, _run(args, serve_arguments))
     show(measured)
     status = conclude(promises(measured))
     record = {"dtype": args.dtype, "serve": serve_arguments, "measured": asdict(measured)}

@@ -1,11 +1,18 @@
 """What a benchmark promises, whether it holds, and the exit status that says so."""
 
 import asyncio
+import sys
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from demo.serving import NotServing
+
 T = TypeVar("T")
+
+
+class NotMeasured(Exception):
+    """A benchmark could not measure what it judges; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +45,21 @@ def conclude(promises: Sequence[Promise]) -> int:
     return 0 if promises and all(promise.holds for promise in promises) else 1
 
 
-async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """Return what a benchmark measures, or raise TimeoutError: it never runs for ever."""
+def run(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """Return what a benchmark measures within so many seconds.
+
+    Otherwise print the verdict, and exit with status 1: it never runs for ever.
+    """
+    try:
+        return asyncio.run(_within(seconds, work))
+    except (NotMeasured, NotServing) as exc:
+        print(Promise(str(exc), holds=False).line)
+        sys.exit(1)
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     try:
         async with asyncio.timeout(seconds):
             return await work
     except TimeoutError as exc:
-        raise TimeoutError(f"not done within {seconds:.0f} s: raise --limit, or ask less") from exc
+        raise NotMeasured(f"not done within {seconds:.0f} s; raise --limit, or ask less") from exc

@@ -7,7 +7,6 @@ every adapter send their next request when the last one is answered; the servers
 """
 
 import argparse
-import asyncio
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from statistics import fmean
 from bench.adapters import RANK, rank16, warm_page_cache
 from bench.load import Work
 from bench.model import DEFAULT_FOLDER, VOCAB, ready
-from bench.promises import Promise, at_least, conclude, within
+from bench.promises import Promise, at_least, conclude, run
 from bench.report import save
 from bench.stream import Client, Server, leave_imports_alone
 from bench.tallies import (
@@ -157,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0 if all promises hold."""
     args, serve_arguments = _parser().parse_known_args(argv)
     leave_imports_alone()
-    turns = asyncio.run(within(args.limit, _run(args, serve_arguments)))
+    turns = run(args.limit, _run(args, serve_arguments))
     show(turns)
     status = conclude(promises(turns))
     record = {

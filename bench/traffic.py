@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from bench.load import Work
+from bench.promises import NotMeasured
 from bench.stream import Client, Event, Refused, StreamFailed
 
 _PATH: Final = "/v1/completions"
@@ -66,7 +67,7 @@ class Answer:
         return self.counted / len(self.times) if self.counted and self.times else 1.0
 
 
-class NothingServed(Exception):
+class NothingServed(NotMeasured):
     """No request was answered, so that nothing can be measured; the message has the statuses."""
 
 

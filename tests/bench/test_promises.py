@@ -5,7 +5,7 @@ from math import inf, nan
 
 import pytest
 
-from bench.promises import Promise, at_least, at_most, conclude, within
+from bench.promises import NotMeasured, Promise, at_least, at_most, conclude, run
 
 
 def test_a_bound_itself_is_within_the_bound():
@@ -38,9 +38,28 @@ def test_one_broken_promise_gives_exit_status_1(capsys):
     assert "DOES NOT HOLD: that" in capsys.readouterr().out
 
 
-async def test_a_benchmark_that_never_ends_is_ended():
-    async def for_ever() -> None:
-        await asyncio.Event().wait()
+async def for_ever() -> None:
+    await asyncio.Event().wait()
 
-    with pytest.raises(TimeoutError, match="raise --limit"):
-        await within(0.0, for_ever())
+
+async def nothing() -> None:
+    raise NotMeasured("nobody answered")
+
+
+@pytest.mark.parametrize(
+    ("work", "said"), [(for_ever, "not done within 0 s"), (nothing, "nobody answered")]
+)
+def test_a_benchmark_that_never_ends_or_measures_nothing_ends_with_a_verdict(work, said, capsys):
+    with pytest.raises(SystemExit) as end:
+        run(0.0, work())
+
+    assert end.value.code == 1
+    assert f"DOES NOT HOLD: {said}" in capsys.readouterr().out
+
+
+async def two() -> int:
+    return 2
+
+
+def test_what_is_measured_in_time_is_returned():
+    assert run(60.0, two()) == 2
