@@ -4,6 +4,8 @@ import pytest
 from loralane_proto import shard_pb2 as pb
 from loralane_router.overload import Backlog, DrainRate, refusal
 
+from tests.router.desk import desks, token
+
 
 def backlog(requests=0, tokens=0, tokens_per_s=0.0) -> Backlog:
     return Backlog(requests, tokens, tokens_per_s)
@@ -103,3 +105,19 @@ def test_several_looks_at_one_moment_are_one():
     rate.note(2.0, 0, waiting=True)
 
     assert rate.tokens_per_s == pytest.approx(30.0)
+
+
+async def test_a_dispatcher_counts_the_prompts_that_wait_and_that_leave():
+    async with desks() as make:
+        desk = make(rows=1)
+        for id in (1, 2, 3, 4):
+            desk.submit(id, "")
+        await desk.turn(10.0)
+        waiting_first = desk.dispatcher.waiting_tokens
+        unknown = desk.dispatcher.tokens_per_s
+        await desk.turn(11.0, token(1, 98, "LENGTH"))
+        await desk.turn(12.0, token(2, 98, "LENGTH"))
+
+        assert (waiting_first, unknown) == (9, 0.0)
+        assert desk.dispatcher.waiting_tokens == 3
+        assert desk.dispatcher.tokens_per_s == pytest.approx(3.0)
