@@ -82,13 +82,14 @@ class Replays:
     def take_over(self, entries: Sequence[Entry], lost: RequestError) -> None:
         """Give each of these requests to another shard, in this order.
 
-        `lost`: why the connection to theirs ended, which is their error if there is no other.
+        `lost`: why the connection to theirs ended. Without another they fail (503): whatever broke
+        the connection, nothing is wrong with them.
         """
         if entries and not self._closed:
             _log.warning("%d requests lose their shard: %s", len(entries), lost.message)
         for entry in entries:
             if self._closed or not self._shards.ready_links:
-                self._end(entry, "no_shard", lost)
+                self._end(entry, "no_shard", _no_other(lost.message))
                 continue
             entry.generation.belongs_to(self._cancel)
             moving = asyncio.create_task(self._move(entry), name="replay")
@@ -99,7 +100,7 @@ class Replays:
         self._closed = True
         for entry, task in self._moving.values():
             task.cancel()
-            self._end(entry, "no_shard", unavailable("the connection to the shard was closed"))
+            self._end(entry, "no_shard", _no_other("the router was closed"))
         self._moving.clear()
 
     def check(self) -> None:
@@ -148,3 +149,7 @@ class Replays:
     def _end(self, entry: Entry, outcome: str, error: RequestError) -> None:
         self._metrics.replays.labels(outcome).inc()
         entry.generation.fail(error)
+
+
+def _no_other(why: str) -> RequestError:
+    return unavailable(f"the shard went away ({why}) and no other is ready")
