@@ -32,7 +32,7 @@ PATIENCE_S: Final = 2.0
 AGE_EVERY: Final = 8
 #: Adapters for which lanes are kept and others drain. With 16 wanted, lanes for 4, and 8 rows, one
 #: at a time leaves 6 % of the rows idle; two leave 7 to 13 %, and the longest wait is shorter by a
-#: third; with more, nothing is gained.
+#: third; with more, nothing is gained. No more than fit side by side.
 _CLAIMANTS: Final = 2
 #: Lines passed over in one call because their pages do not fit. A shard so full has room for few.
 _MOST_PASSED: Final = 32
@@ -191,7 +191,14 @@ class _Turn:
             fits = 0 < group.lanes <= self._most_lanes and group.digest not in self._holding
             return fits and group.held_until <= self._now
 
-        return [g for g in self._queues.eldest(_CLAIMANTS, claims) if self._is_overdue(g)]
+        claimants: list[Group] = []
+        lanes = self._most_lanes
+        for group in self._queues.eldest(_CLAIMANTS, claims):
+            lanes -= group.lanes
+            if lanes < 0 or not self._is_overdue(group):
+                break
+            claimants.append(group)
+        return claimants
 
     def _is_open(self, group: "Group") -> bool:
         """Whether somebody may be admitted there, as far as the adapter's lanes allow it."""

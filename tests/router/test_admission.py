@@ -123,6 +123,13 @@ def test_a_holder_drains_before_its_patience_is_over_only_if_nobody_waits_for_it
     assert to_drain(8, Room(4, 99, 8, holders), queues, now=3.5) == frozenset()
 
 
+def test_nobody_drains_for_two_adapters_that_do_not_fit_side_by_side():
+    queues = waiting(ask("wide", lanes=16), ask("other", lanes=16), ask("busy", arrived=3.0))
+    holders = {"old": Holder(8, since=0.0), "busy": Holder(8, since=1.0)}
+
+    assert digests(admit(queues, Room(4, 99, 8, holders), now=3.5)) == ["busy"]
+
+
 def test_pinned_adapters_do_not_drain():
     queues = waiting(ask("pinned", arrived=3.0), ask("starved"))
     holders = {"pinned": Holder(8, since=0.0, pinned=True)}
