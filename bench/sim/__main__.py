@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     names = options.policies.split(",")
     requests = options.requests or (_QUICK_REQUESTS if options.quick else _REQUESTS)
-    table = _table(names, requests)
+    wanted = [w for w in WORKLOADS if w.name in options.traces.split(",")]
+    table = _table(wanted, names, requests)
     missed = missed_goals(table)
     curves = {} if options.quick else {name: _curve(name, requests) for name in names}
     about = {"shards": SHARDS, "adapters": ADAPTERS, "requests": requests, "costs": asdict(COSTS)}
@@ -58,11 +59,13 @@ def missed_goals(table: Table) -> list[str]:
     ]
 
 
-def _table(names: Sequence[str], requests: int) -> dict[str, dict[str, float]]:
+def _table(
+    workloads: Sequence[Workload], names: Sequence[str], requests: int
+) -> dict[str, dict[str, float]]:
     print(f"requests/s of {SHARDS} shards with {SHARE:.0%} of first tokens within {LIMIT_S} s")
     print(f"{'':16}" + "".join(f"{name:>15}" for name in names), flush=True)
     table = {}
-    for workload in WORKLOADS:
+    for workload in workloads:
         table[workload.name] = row = _row(workload, names, requests)
         print(f"{workload.name:16}" + "".join(f"{row[name]:15.1f}" for name in names), flush=True)
     return table
@@ -89,6 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, help=f"of each trace (default: {_REQUESTS})")
     parser.add_argument("--quick", action="store_true", help="a third of that, without latency")
     parser.add_argument("--policies", default=",".join(POLICIES), help="by commas")
+    names = ",".join(workload.name for workload in WORKLOADS)
+    parser.add_argument("--traces", default=names, help="by commas")
     parser.add_argument("--out", type=Path, default=Path("bench/results/sim.json"))
     return parser
 

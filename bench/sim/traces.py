@@ -32,8 +32,8 @@ class Workload:
 
 #: The four that the goals are about.
 WORKLOADS: Final = (
-    Workload("zipf 0.9, cv 1", 0.9),
-    Workload("zipf 0.9, cv 2", 0.9, cv=2.0),
+    Workload("zipf 0.9 cv 1", 0.9),
+    Workload("zipf 0.9 cv 2", 0.9, cv=2.0),
     Workload("zipf 1.2", 1.2),
     Workload("flash crowd", 0.9, crowd=0.3),
 )
