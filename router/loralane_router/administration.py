@@ -105,7 +105,9 @@ class Administration:
             return []
         if len(links) == 1:
             return [(links[0], entry.facts)] if entry.facts.digest else []
-        at = {place.shard: place.facts for place in entry.shards}
+        at: dict[str, AdapterFacts] = {}
+        for place in entry.shards:
+            at.setdefault(place.shard, place.facts)
         return [(link, at[link.address]) for link in links if link.address in at]
 
     def _entry(self, name: str, facts: AdapterFacts) -> AdapterEntry:

@@ -120,7 +120,7 @@ class AdapterEntry:
     reference: str
     #: As the shard describes it that holds it best; rows and bytes on hosts are those of all.
     facts: AdapterFacts
-    #: Where it is known, if there are several shards.
+    #: Where it is known, if there are several shards; on each, first what the name means there.
     shards: tuple[AtShard, ...] = ()
 
 

@@ -157,5 +157,7 @@ class Fleet:
     def check(self) -> None:
         """Assert what must hold between calls."""
         self._replays.check()
-        for link in self.links:
+        self._model.check(link.address for link in self.ready_links)
+        for address, link in self._links.items():
+            assert link.address == address
             link.check()

@@ -48,7 +48,7 @@ class Listing:
         return self._entry(at, name, tuple(dict.fromkeys(found)))
 
     def _ordered(self, at: Mapping[str, Registry]) -> list[_Row]:
-        made_of = (self._names.changes, [(address, r.changes) for address, r in at.items()])
+        made_of = (self._names.changes, [(r, r.changes) for r in at.values()])
         if self._made_of != made_of:
             self._rows = sorted(_rows(self._names.aliases(), list(at.values())))
             self._made_of = made_of
@@ -100,10 +100,10 @@ def _rows(aliases: Iterable[str], registries: Sequence[Registry]) -> Iterator[_R
 
 
 def _places(at: Mapping[str, Registry], name: str, digests: Sequence[str]) -> Iterator[AtShard]:
+    """Yield each shard with what it has of these; first, what the name leads to there."""
     for address, registry in at.items():
-        here = registry.find(name)
-        if here is None or here.digest not in digests:
-            known = (registry.known(digest) for digest in digests)
-            here = next((facts for facts in known if facts is not None), None)
-        if here is not None:
-            yield AtShard(address, here)
+        meant = registry.find(name)
+        first = [] if meant is None or meant.digest not in digests else [meant.digest]
+        for digest in dict.fromkeys([*first, *digests]):
+            if (facts := registry.known(digest)) is not None:
+                yield AtShard(address, facts)

@@ -1,7 +1,7 @@
 """The base model as a router needs it: what it is, its tokenizer and its chat template."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from loralane_proto import shard_pb2 as pb
@@ -115,6 +115,11 @@ class CommonModel:
     def leave(self, address: str) -> None:
         """Take over that a shard is no longer connected."""
         self._members.discard(address)
+
+    def check(self, serving: Iterable[str]) -> None:
+        """Assert that the shards that serve have joined, and serve a model that is known."""
+        assert self._members.issuperset(serving)
+        assert self._model is not None or not self._members
 
 
 def _info_of(reply: pb.InfoReply) -> ModelInfo:
