@@ -1,13 +1,14 @@
 """The router's end of one simulated shard: the product's own queues, ledger and admission."""
 
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from loralane_proto import shard_pb2 as pb
 from loralane_router.admission import Ask, admit
 from loralane_router.fairness import FairShares
 from loralane_router.ledger import Ledger
+from loralane_router.load import Load, load_of
 from loralane_router.queues import Queues
 from loralane_router.routing import ShardView
 
@@ -18,6 +19,13 @@ from bench.sim.store import DEVICE, REMOTE
 
 #: Of one token each: they never run short here.
 _PAGES: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    load: Load
+    #: Of the adapters that requests refer to, those that are not resident.
+    cold: frozenset[str]
 
 
 class Front:
@@ -39,10 +47,8 @@ class Front:
         self._rows: dict[int, Row] = {}
         #: What the shard said of adapters; those not in it are remote.
         self._tiers: dict[str, str] = {}
-        #: Waiting and running requests by adapter.
-        self._users: Counter[str] = Counter()
-        #: Of those, the adapters that are not resident.
-        self._loads: set[str] = set()
+        #: What `_known` returned last, None when something has happened since.
+        self._seen: _Seen | None = None
 
     @property
     def requests(self) -> int:
@@ -57,7 +63,8 @@ class Front:
     @property
     def adapters(self) -> int:
         """How many adapters are on the device or on their way there."""
-        return sum(tier == DEVICE for tier in self._tiers.values()) + len(self._loads)
+        resident = sum(tier == DEVICE for tier in self._tiers.values())
+        return resident + len(self._known().cold)
 
     @property
     def slots(self) -> int:
@@ -87,26 +94,13 @@ class Front:
 
     def holds(self, adapter: str) -> bool:
         """Whether an adapter is on the device, or on its way there."""
-        return adapter in self._loads or self._tiers.get(adapter) == DEVICE
+        return self._tiers.get(adapter) == DEVICE or adapter in self._known().cold
 
     def view(self, adapter: str) -> ShardView:
         """Return what the product's policy is given."""
-        tier = "loading" if adapter in self._loads else self._tiers.get(adapter, REMOTE)
-        capacity, waiting = self._ledger.capacity, len(self._queues)
-        return ShardView(
-            rows_total=capacity.rows_total,
-            rows_free=capacity.rows_total - len(self._asks) + waiting,
-            waiting=waiting,
-            decoding=self.shard.decoding,
-            pending_tokens=capacity.pending_tokens + self._ledger.uncounted_tokens,
-            queued_tokens=self._queues.tokens,
-            step_ms=capacity.step_ms,
-            token_ms=capacity.token_ms,
-            lanes_total=capacity.lanes_total,
-            lanes_in_use=len(self._users),
-            loads=len(self._loads),
-            tier=tier,
-        )
+        known = self._known()
+        tier = "loading" if adapter in known.cold else self._tiers.get(adapter, REMOTE)
+        return replace(known.load.view, loads=len(known.cold), tier=tier)
 
     def submit(self, row: Row) -> None:
         """Give a request to this shard."""
@@ -121,9 +115,6 @@ class Front:
         )
         self._asks[row.request_id] = ask
         self._rows[row.request_id] = row
-        self._users[row.adapter] += 1
-        if self._tiers.get(row.adapter) != DEVICE:
-            self._loads.add(row.adapter)
         self._queues.append(ask)
         self.shard.store.read(row.adapter)
         self._admit()
@@ -134,9 +125,16 @@ class Front:
         self._ledger.check()
         self._queues.check()
         assert len(self._queues) + self.shard.rows == len(self._asks)
-        assert sum(self._users.values()) == len(self._asks)
+
+    def _known(self) -> "_Seen":
+        if self._seen is None:
+            load = load_of(self._queues, self._ledger)
+            cold = frozenset(a for a in load.wanted if self._tiers.get(a) != DEVICE)
+            self._seen = _Seen(load, cold)
+        return self._seen
 
     def _admit(self) -> None:
+        self._seen = None
         if not len(self._queues):
             return
         now = self._events.now
@@ -153,25 +151,16 @@ class Front:
             self._shares.charge(row.adapter, generated=row.answer)
             self._ledger.release(self._asks.pop(row.request_id))
             del self._rows[row.request_id]
-            self._leave(row.adapter)
+        self._seen = None
         self._heard(report)
         self._admit()
-
-    def _leave(self, adapter: str) -> None:
-        self._users[adapter] -= 1
-        if not self._users[adapter]:
-            del self._users[adapter]
-            self._loads.discard(adapter)
 
     def _moved(self, adapter: str, tier: str) -> None:
         if tier == REMOTE:
             self._tiers.pop(adapter, None)
         else:
             self._tiers[adapter] = tier
-        if tier == DEVICE:
-            self._loads.discard(adapter)
-        elif adapter in self._users:
-            self._loads.add(adapter)
+        self._seen = None
 
     def _capacity(self) -> pb.Capacity:
         costs, shard = self._costs, self.shard

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from loralane_router import admission, fairness, ledger, queues, routing
+from loralane_router import admission, fairness, ledger, load, queues, routing
 from loralane_server import planner
 
 from bench.plots import LARGEST, latency_against_load
@@ -120,6 +120,7 @@ def test_books_are_right_after_every_event():
 def test_what_decides_is_the_products_own_code():
     assert policies.choose is routing.choose
     assert front.admit is admission.admit
+    assert front.load_of is load.load_of
     assert front.Queues is queues.Queues
     assert front.Ledger is ledger.Ledger
     assert front.FairShares is fairness.FairShares
