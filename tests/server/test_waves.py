@@ -223,6 +223,29 @@ def stream_of_pages(request_id: int) -> Admission:
     return Admission(request_id, "", prompt_of(20, seed=3), max_tokens=44)
 
 
+def test_a_wave_begins_behind_what_was_computed_before_its_adapter_left(
+    running: Running, expected: Expected
+) -> None:
+    shard, listener = running
+    digest = shard.digest("r9-o")
+    prompt = prompt_of(40)
+    listener.generate(Admission(1, digest, prompt, TOKENS))
+    shard.engine.unload(digest).result()
+    shard.store.hold(digest)
+
+    listener.admit(Admission(2, digest, prompt, TOKENS), Admission(3, digest, prompt[:33], TOKENS))
+    shard.store.hold(digest, through=0)
+    waved = shard.until(digest, lambda p: p.computed == 1).rows
+    shard.engine.check()
+    shard.store.open(digest)
+    listener.wait(2, 3)
+
+    assert set(waved) == {2, 3}
+    assert [listener.rows[i][0].cached_tokens for i in (1, 2, 3)] == [0, 32, 32]
+    assert listener.tokens(1) == listener.tokens(2) == expected("r9-o", prompt)
+    assert listener.tokens(3) == expected("r9-o", prompt[:33])
+
+
 def test_a_load_that_breaks_off_fails_its_rows_and_frees_everything(
     running: Running, expected: Expected
 ) -> None:
