@@ -80,9 +80,8 @@ class Router:
         Raises RequestError; the one that costs least (429) before anything is done for a request.
         """
         arrived = time.monotonic()
-        model = self._live_model()
         self.check_room()
-        tokens = 0
+        model, tokens = self._live_model(), 0
         self._opening += 1
         try:
             check(request.parameters)
@@ -106,10 +105,11 @@ class Router:
         return self._submit(model, request, prompt, max_tokens, placed, arrived)
 
     def check_room(self) -> None:
-        """Raise RequestError (429) if one more request may not wait.
+        """Raise RequestError if no request is taken now (503) or no more may wait (429).
 
         Cheap, so that a surface can ask before it looks at a request; `open` asks by itself.
         """
+        self._live_model()
         self._check_room(counted=0)
 
     def _check_room(self, *, counted: int) -> None:

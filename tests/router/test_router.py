@@ -405,3 +405,16 @@ async def test_an_unloaded_adapter_no_longer_holds_the_lanes_that_its_pin_kept(
 
     assert text == "ceg"
     assert shard.violations == []
+
+
+async def test_without_a_shard_nobody_is_told_that_others_wait(start_shard, start_router):
+    shard = await start_shard()
+    router = await start_router(shard, max_queue=0)
+    router.check_room()
+
+    await shard.stop()
+    await router.fleet.until(lambda fleet: not fleet.ready)
+
+    with pytest.raises(RequestError) as caught:
+        router.check_room()
+    assert caught.value.status.http == 503

@@ -61,7 +61,7 @@ class Responder:
         """Return the body of a request for text, a JSON object.
 
         It is not looked at while nobody more may wait: most that come then are refused, and each
-        costs the others little. Raises RequestError (429 first, then as `read_json`).
+        costs the others little. Raises RequestError (503 and 429 first, then as `read_json`).
         """
         raw = await read(request, self._limits)
         self._router.check_room()
