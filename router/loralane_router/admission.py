@@ -152,7 +152,7 @@ class _Turn:
     def _next_by_age(self) -> Ask | None:
         """Return whose turn is overdue, the longest first, if its adapter has lanes for it."""
         groups = chain(self._queues.groups(self._holding | {""}), self._fitting_claimants())
-        eldest = min(filter(self._is_open, groups), key=lambda group: group.turn, default=None)
+        eldest = min(filter(self._is_open, groups), key=lambda group: group.age, default=None)
         if eldest is None or not self._is_overdue(eldest):
             return None
         return eldest.eldest.oldest

@@ -46,6 +46,11 @@ class Line:
         return max(self._served, self.oldest.arrived)
 
     @property
+    def age(self) -> tuple[float, float]:
+        """What orders lines by age, the least first: who was never served before who just was."""
+        return self.turn, self._served
+
+    @property
     def share(self) -> tuple[int, float, float, int]:
         """What orders lines by share, the least first. It grows as the flow is served."""
         head = self.head
@@ -95,7 +100,7 @@ class Group:
         self.lines: dict[str, Line] = {}
         #: Without those that are passed over for now.
         self.by_share: LazyHeap[Line] = LazyHeap(lambda line: line.share)
-        self.by_age: LazyHeap[Line] = LazyHeap(lambda line: line.turn)
+        self.by_age: LazyHeap[Line] = LazyHeap(lambda line: line.age)
 
     @property
     def best(self) -> Line:
@@ -116,6 +121,11 @@ class Group:
     def turn(self) -> float:
         """As of its eldest line."""
         return self.eldest.turn
+
+    @property
+    def age(self) -> tuple[float, float]:
+        """As of its eldest line."""
+        return self.eldest.age
 
     def put(self, line: Line) -> None:
         """Add a line, or note that it may go earlier than before."""

@@ -25,7 +25,7 @@ class Queues:
         self._places: dict[int, tuple[Group, Line]] = {}
         #: Groups by the lanes of their adapters; without those whose lines are all passed over.
         self._by_share: dict[int, LazyHeap[Group]] = {}
-        self._by_age: LazyHeap[Group] = LazyHeap(lambda group: group.turn)
+        self._by_age: LazyHeap[Group] = LazyHeap(lambda group: group.age)
         #: Lines that are passed over for now.
         self._passed: list[tuple[Group, Line]] = []
         #: Requests that were charged when they were admitted the first time.

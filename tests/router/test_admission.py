@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from loralane_router.admission import AGE_EVERY, PATIENCE_S, Ask, Holder, Room, admit, to_drain
 from loralane_router.fairness import FairShares
@@ -206,6 +206,7 @@ def situations(draw):
     return queues, room
 
 
+@settings(deadline=None)
 @given(situations())
 def test_admission_is_within_the_room_and_loses_nobody(situation):
     queues, room = situation
@@ -222,6 +223,7 @@ def test_admission_is_within_the_room_and_loses_nobody(situation):
     queues.check()
 
 
+@settings(deadline=None)
 @given(situations())
 def test_an_empty_shard_always_admits_somebody(situation):
     queues, _ = situation

@@ -113,7 +113,7 @@ def test_nothing_is_lost_and_the_room_is_kept_whatever_happens():
     AdmissionMachine.steps = 0
 
     run_state_machine_as_test(
-        AdmissionMachine, settings=settings(max_examples=300, stateful_step_count=50)
+        AdmissionMachine, settings=settings(max_examples=300, stateful_step_count=50, deadline=None)
     )
 
     assert AdmissionMachine.steps >= 10_000
@@ -193,13 +193,13 @@ def test_flows_that_wait_together_are_served_alike_within_the_bound():
     FairnessMachine.steps = 0
 
     run_state_machine_as_test(
-        FairnessMachine, settings=settings(max_examples=250, stateful_step_count=50)
+        FairnessMachine, settings=settings(max_examples=250, stateful_step_count=50, deadline=None)
     )
 
     assert FairnessMachine.steps >= 10_000
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     weights=st.lists(st.sampled_from([1.0, 2.0, 5.0]), min_size=2, max_size=4),
     rows=st.integers(1, 4),
@@ -238,6 +238,7 @@ def waiting_asks(shard: Cranked):
     ]
 
 
+@settings(deadline=None)
 @given(
     rows=st.integers(1, 4),
     flows=st.integers(1, 6),

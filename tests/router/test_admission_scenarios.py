@@ -36,17 +36,17 @@ def test_a_flow_that_floods_tenfold_delays_nobody_else_by_more_than_one_turn():
 
 def test_with_room_for_one_adapter_the_other_is_served_within_patience_and_one_answer():
     shard = Cranked(rows_total=2, lanes_total=LANES)
-    answer = 3
-    for digest in "ABAA":
-        shard.submit(digest, answer=answer)
+    for number, digest in enumerate("ABAA"):
+        shard.submit(digest, answer=1 + number)
     b = 1
 
     while b not in shard.admitted:
-        shard.submit("A", answer=answer)
-        shard.submit("A", answer=answer)
+        shard.submit("A", answer=3)
+        shard.submit("A", answer=4)
         shard.round()
 
-        assert shard.now <= PATIENCE_S + answer + 2
+        assert shard.now <= PATIENCE_S + 4 + 2
+    assert Counter(shard.submitted[i].digest for i in shard.admitted)["A"] > 2
     shard.check()
 
 
@@ -57,9 +57,9 @@ def rotation(lanes: int, rounds: int) -> tuple[Cranked, list[int], float]:
     """
     shard = Cranked(rows_total=8, lanes_total=lanes, step_s=0.1)
     adapters = [f"a{number}" for number in range(16)]
-    alive = {shard.submit(adapter, answer=5 + n) for n, adapter in enumerate(adapters * 2)}
+    alive = {shard.submit(adapter, answer=5 + n % 31) for n, adapter in enumerate(adapters * 2)}
     waited, busy = Counter[str](), 0
-    for number in range(rounds):
+    for _ in range(rounds):
         for request_id in shard.admit():
             ask = shard.submitted[request_id]
             steps = round((shard.now - ask.arrived) / shard.step_s)
@@ -68,7 +68,8 @@ def rotation(lanes: int, rounds: int) -> tuple[Cranked, list[int], float]:
         busy += len(shard.rows)
         for request_id in shard.step():
             alive.remove(request_id)
-            alive.add(shard.submit(shard.submitted[request_id].digest, answer=5 + number % 30))
+            adapter, answer = shard.submitted[request_id].digest, 5 + 7 * request_id % 31
+            alive.add(shard.submit(adapter, answer=answer))
     shard.check()
     return shard, [waited[adapter] for adapter in adapters], busy / (8 * rounds)
 

@@ -1,7 +1,7 @@
 """Virtual token counters: who was served less goes first, and nobody saves up a share."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from loralane_router import fairness
 from loralane_router.fairness import FairShares
@@ -125,6 +125,7 @@ def test_of_two_weights_of_one_adapter_the_greater_counts():
     assert shares.weight_of("d") == 3
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from loralane_router.admission import Ask
 from loralane_router.fairness import FairShares
@@ -138,6 +138,7 @@ def histories(draw):
     return draw(st.lists(steps, max_size=40))
 
 
+@settings(deadline=None)
 @given(histories())
 def test_the_best_is_found_as_by_looking_at_everybody_and_nobody_is_lost(history):
     shares = FairShares()
