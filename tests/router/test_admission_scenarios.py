@@ -155,3 +155,37 @@ def test_two_keys_of_different_weight_that_share_adapters_get_what_they_are_due(
 
     gold, plain = (shares.charged[flow] for flow in flows)
     assert 2.8 <= gold / plain <= 3.2
+
+
+class LookedAt(CountedShares):
+    """Shares that count how often somebody's counter is looked at."""
+
+    looks = 0
+
+    def counter(self, flow: str) -> float:
+        self.looks += 1
+        return super().counter(flow)
+
+
+def looks_in_a_step(flows: int, lanes: int) -> float:
+    """How many counters are looked at for each admission when so many flows wait."""
+    shares = LookedAt()
+    shard = Cranked(rows_total=8, lanes_total=lanes, shares=shares)
+    for _ in range(3):
+        for flow in range(flows):
+            shard.submit(f"a{flow}", answer=3 + flow % 5)
+    for _ in range(10):
+        shard.round()
+    shares.looks, before = 0, len(shard.admitted)
+
+    for _ in range(30):
+        shard.round()
+
+    return shares.looks / (len(shard.admitted) - before)
+
+
+def test_what_an_admission_costs_does_not_grow_with_those_who_wait():
+    for lanes in (4 * LANES, 10_000 * LANES):
+        few, many = looks_in_a_step(100, lanes), looks_in_a_step(2000, lanes)
+
+        assert many <= 1.5 * few + 10
