@@ -6,11 +6,11 @@ One score in seconds, so that load and residency are weighed against each other 
   + a free row                           rows end at a steady rate; it waits for its turn
   + its adapter                          by the tier where it is on that shard, behind other loads
   + lanes                                until enough adapters are idle, if all lanes are in use
-  + scarcity                             lanes that it takes from adapters not on the device
+  + scarcity                             of rows and, for an adapter that is not there, of lanes
 
-The last is what the choice costs those who come later: the fewer lanes are idle, the likelier
-somebody will wait for the ones that this adapter occupies. Without it cold adapters pile up where
-prompts are short, and nearly all who are late there are late for want of lanes.
+The last is what the choice costs those who come later: the fewer are idle, the likelier somebody
+will wait for what this request occupies. Without it cold adapters pile up where prompts are short,
+and nearly all who are late are late for want of lanes or rows on one shard while others have many.
 
 No adapter has a home. A shard that holds it wins while it is free soon enough, else another one
 loads it too: so hot adapters spread, and cold ones stay where they are. The constants were chosen
@@ -31,8 +31,9 @@ STEP_TOKENS: Final = 512
 ROW_STEPS: Final = 200
 #: Rows that end for each adapter that becomes idle: most end beside others of the same adapter.
 ROWS_FOR_AN_IDLE_ADAPTER: Final = 3
-#: What lanes cost others when all are in use, in lifetimes of a row.
-SCARCITY: Final = 0.2
+#: What a row, or an adapter's lanes, cost others when all are in use, in lifetimes of a row; less
+#: with the square of the share of lanes in use, and with the fourth power of that of rows.
+SCARCITY: Final = 0.3
 #: Seconds before an adapter is ready, by tier: a copy to the device, a read from disk, a download.
 TIER_S: Final = {"device": 0.0, "loading": 0.25, "host": 0.03, "disk": 0.1, "remote": 0.5}
 
@@ -104,13 +105,16 @@ def expected_s(view: ShardView, need: Need) -> float:
     """
     step_s = (view.step_ms or DEFAULT_STEP_MS) / 1e3
     token_s = (view.token_ms or DEFAULT_TOKEN_MS) / 1e3
+    row_s = ROW_STEPS * step_s
     ahead = view.pending_tokens + view.queued_tokens + need.tokens
     seconds = step_s + ahead * (token_s + step_s / STEP_TOKENS)
-    if view.waiting >= view.rows_free:
-        short = view.waiting + 1 - view.rows_free
-        seconds += short * ROW_STEPS * step_s / max(1, view.rows_total)
+    idle = view.rows_free - view.waiting
+    if idle > 0:
+        seconds += SCARCITY * row_s * (1 - idle / view.rows_total) ** 4
+    else:
+        seconds += row_s * (SCARCITY + (1 - idle) / max(1, view.rows_total))
     if view.tier != "device" and need.lanes:
-        seconds += _ready_s(view, need, ROW_STEPS * step_s)
+        seconds += _ready_s(view, need, row_s)
     return seconds
 
 
@@ -120,7 +124,7 @@ def _ready_s(view: ShardView, need: Need, row_s: float) -> float:
     if view.tier == "loading":
         seconds, short = TIER_S["loading"], in_use - view.lanes_total
     else:
-        scarcity = SCARCITY * row_s * in_use / max(1, view.lanes_total)
+        scarcity = SCARCITY * row_s * min(1.0, in_use / max(1, view.lanes_total)) ** 2
         seconds = TIER_S[view.tier] + view.loads * TIER_S["host"] + scarcity
         short = in_use + need.lanes - view.lanes_total
     if short > 0:

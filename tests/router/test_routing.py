@@ -35,6 +35,7 @@ NEED = Need(tokens=100, lanes=16)
         {"step_ms": 10.1},
         {"token_ms": 1.01},
         {"rows_free": 0},
+        {"rows_free": 7},
         {"waiting": 8},
         {"tier": "host"},
         {"tier": "loading"},
@@ -78,9 +79,10 @@ def test_the_seconds_of_prompts_ahead_by_hand():
 def test_the_seconds_until_a_row_is_free_by_hand():
     view = replace(FREE, rows_free=1, waiting=2)
 
-    # Two more rows have to end, and 8 end within the life of a row, 200 steps.
+    # Two more rows have to end, and 8 end within the life of a row, 200 steps or 2 s.
     assert ROW_STEPS == 200
-    assert expected_s(view, NEED) - expected_s(FREE, NEED) == pytest.approx(2 * 200 * 0.01 / 8)
+    seconds = expected_s(view, NEED) - expected_s(FREE, NEED)
+    assert seconds == pytest.approx(2 * 2.0 / 8 + SCARCITY * 2.0)
 
 
 def test_the_seconds_until_lanes_are_free_by_hand():
@@ -89,9 +91,17 @@ def test_the_seconds_until_lanes_are_free_by_hand():
     # 8 of 16 lanes are missing; a seventh of those in use changes hands in a row's life, 2 s, or
     # rather a third of that, since an adapter may have several rows.
     missing = 8 * ROWS_FOR_AN_IDLE_ADAPTER * 2.0 / 56
-    scarcity = SCARCITY * 2.0 * 56 / 64
+    scarcity = SCARCITY * 2.0 * (56 / 64) ** 2
     seconds = expected_s(view, NEED) - expected_s(FREE, NEED)
     assert seconds == pytest.approx(3 * TIER_S["host"] + scarcity + missing)
+
+
+def test_the_fewer_rows_are_idle_the_more_one_costs_those_who_come_later():
+    half, waiting = replace(FREE, rows_free=4), replace(FREE, rows_free=5, waiting=1)
+
+    seconds = expected_s(half, NEED) - expected_s(FREE, NEED)
+    assert seconds == pytest.approx(SCARCITY * 2.0 * 0.5**4)
+    assert expected_s(waiting, NEED) == expected_s(half, NEED)
 
 
 def test_base_needs_neither_adapter_nor_lanes():
@@ -124,9 +134,10 @@ def test_rates_that_are_not_known_are_the_defaults():
 
 
 def test_of_equals_the_one_with_fewer_requests_is_chosen():
-    fewer = replace(FREE, rows_free=6)
-    more = replace(FREE, rows_free=2)
+    fewer = replace(FREE, rows_free=4)
+    more = replace(FREE, rows_total=16, rows_free=8)
 
+    assert expected_s(fewer, NEED) == expected_s(more, NEED)
     assert [choose([more, fewer, more], NEED, turn) for turn in range(3)] == [1, 1, 1]
 
 
@@ -145,7 +156,7 @@ def test_without_a_shard_there_is_nothing_to_choose():
 
 _VIEWS = st.builds(
     ShardView,
-    rows_total=st.integers(0, 64),
+    rows_total=st.just(64),
     rows_free=st.integers(0, 64),
     waiting=st.integers(0, 100),
     pending_tokens=st.integers(0, 10**6),
