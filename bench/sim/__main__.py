@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = [w for w in WORKLOADS if w.name in options.traces.split(",")]
     table = _table(wanted, names, requests)
     missed = missed_goals(table)
-    curves = {} if options.quick else {name: _curve(name, requests) for name in names}
+    curves = {} if options.quick else {name: _curve(name, requests // 2) for name in names}
     about = {"shards": SHARDS, "adapters": ADAPTERS, "requests": requests, "costs": asdict(COSTS)}
     results = {**about, "goodput": table, "missed": missed, "drawn": _DRAWN.name, "curves": curves}
     print(f"written to {save(options.out, results)}")

@@ -15,7 +15,7 @@ SHARE: Final = 0.99
 #: Where the search begins, requests per second, by which factor it goes on, and how close it ends.
 _FIRST: Final = 45.0
 _FACTOR: Final = 1.3
-_PRECISION: Final = 1.01
+_PRECISION: Final = 1.015
 
 
 @dataclass(frozen=True, slots=True)
