@@ -6,6 +6,7 @@ last layer made of the last token, modulo the vocabulary. So one wrong page, lan
 anywhere changes all that follows. Adapters arrive when the test says so.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -197,6 +198,7 @@ class PagedShard:
         length: int = 512,
         prefix_cache: bool = True,
         digests: Sequence[str] = ("one", "two", "three"),
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device = PagedDevice()
         self.store = HandedStore(digests)
@@ -212,6 +214,7 @@ class PagedShard:
             usage=UsageBook(0.0, lambda: 0.0),
             post=self._calls.append,
             prefix_cache=prefix_cache,
+            clock=clock,
         )
         self.events: list[StepEvent] = []
         self.rows: dict[int, list[RowEvent]] = {}

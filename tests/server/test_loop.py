@@ -1,5 +1,8 @@
 """The loop when pages run out: nothing is lost, told twice or computed over and over."""
 
+from itertools import count
+
+import pytest
 from loralane_server.rows import Admission, Finish
 
 from tests.server.paged import PagedShard, continued
@@ -144,3 +147,17 @@ def test_a_step_that_fails_ends_its_rows_and_keeps_nothing_of_them() -> None:
     assert shard.tokens(2) == expected(2, 10)
     assert shard.rows[2][0].cached_tokens == 0
     assert shard.loop.capacity().pages_free == 10
+
+
+def test_how_long_steps_take_is_measured_and_reported() -> None:
+    ticks = count()
+    shard = PagedShard(pages=10, clock=lambda: next(ticks) * 0.005)
+    admit(shard, 1, 3)
+
+    shard.turn()
+    prompt = shard.loop.capacity()
+    shard.turn()
+    stream = shard.loop.capacity()
+
+    assert (prompt.step_ms, prompt.token_ms) == (0, pytest.approx(5 / 41))
+    assert (stream.step_ms, stream.token_ms) == (pytest.approx(5), pytest.approx(5 / 41))
