@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loralane_router.routing import (
+    AHEAD_S,
     DEFAULT_STEP_MS,
     DEFAULT_TOKEN_MS,
+    LOAD_S,
     ROW_STEPS,
     ROWS_FOR_AN_IDLE_ADAPTER,
     SCARCITY,
     STEP_TOKENS,
-    TIER_S,
+    TYPICAL_BYTES,
     Need,
     ShardView,
     choose,
@@ -68,6 +70,15 @@ def test_the_faster_tier_wins():
         views.pop()
 
 
+def test_bytes_count_and_where_they_are_not_known_those_of_a_typical_adapter_do():
+    host, remote = replace(FREE, tier="host"), replace(FREE, tier="remote")
+    large = replace(NEED, bytes=400_000_000)
+
+    assert expected_s(remote, large) - expected_s(FREE, large) == pytest.approx(0.25 + 2.0)
+    assert expected_s(host, large) - expected_s(FREE, large) == pytest.approx(0.005 + 0.2)
+    assert expected_s(host, NEED) == expected_s(host, replace(NEED, bytes=TYPICAL_BYTES))
+
+
 def test_the_seconds_of_prompts_ahead_by_hand():
     view = replace(FREE, pending_tokens=400, queued_tokens=524)
 
@@ -93,7 +104,7 @@ def test_the_seconds_until_lanes_are_free_by_hand():
     missing = 8 * ROWS_FOR_AN_IDLE_ADAPTER * 2.0 / 56
     scarcity = SCARCITY * 2.0 * (56 / 64) ** 2
     seconds = expected_s(view, NEED) - expected_s(FREE, NEED)
-    assert seconds == pytest.approx(3 * TIER_S["host"] + scarcity + missing)
+    assert seconds == pytest.approx(0.03 + 2 * AHEAD_S + scarcity + missing)
 
 
 def test_the_fewer_rows_are_idle_the_more_one_costs_those_who_come_later():
@@ -166,7 +177,7 @@ _VIEWS = st.builds(
     lanes_total=st.integers(0, 512),
     lanes_in_use=st.integers(0, 1024),
     loads=st.integers(0, 100),
-    tier=st.sampled_from(sorted(TIER_S)),
+    tier=st.sampled_from(["device", *LOAD_S]),
 )
 
 
