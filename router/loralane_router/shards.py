@@ -21,17 +21,17 @@ _MESSAGE_BYTES: Final = 64 * 2**20
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", _MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-    # A silent machine is noticed within 0.7 + 1 s while the stream is open, a dead process at once.
-    # A shard must allow such pings (grpc.http2.min_ping_interval_without_data_ms), or it hangs up.
-    # Newer versions of gRPC wait for the answer as long as the last of these says, by itself 60 s.
-    ("grpc.keepalive_time_ms", 700),
-    ("grpc.keepalive_timeout_ms", 1_000),
-    ("grpc.http2.ping_timeout_ms", 1_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
+#: Milliseconds between two pings while a call is open, and how long an answer may take. A dead
+#: process is noticed at once, a silent machine within their sum. A shard must allow such pings
+#: (grpc.http2.min_ping_interval_without_data_ms), or it hangs up.
+_PING_MS, _ANSWER_MS = 700, 1_000
+#: The same for a shard on this machine, which can only be slow: it is not given up for that.
+_LOCAL_PING_MS, _LOCAL_ANSWER_MS = 2_000, 10_000
 #: Seconds. Resolving may download headers, loading may download an adapter.
 _QUICK_S, _RESOLVE_S, _LOAD_S = 10.0, 120.0, 900.0
 _RETRY_S: Final = 1.0
@@ -98,7 +98,9 @@ class ShardClient:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(
+            address, options=(*_CHANNEL_OPTIONS, *_pings(address))
+        )
         # One generated class stands for both kinds of stub; the asynchronous one is a type only.
         self._stub: shard_pb2_grpc.ShardAsyncStub = shard_pb2_grpc.ShardStub(self._channel)  # type: ignore[assignment]
 
@@ -170,6 +172,17 @@ class ShardClient:
     def run(self, wake: Callable[[], None]) -> RunStream:
         """Open the stream on which rows run; `wake` is called when something arrived."""
         return RunStream(self._stub.Run(), wake)
+
+
+def _pings(address: str) -> tuple[tuple[str, int], ...]:
+    local = address.startswith("unix:")
+    every, answer = (_LOCAL_PING_MS, _LOCAL_ANSWER_MS) if local else (_PING_MS, _ANSWER_MS)
+    return (
+        ("grpc.keepalive_time_ms", every),
+        ("grpc.keepalive_timeout_ms", answer),
+        # Newer versions of gRPC wait for the answer as long as this says, by itself a minute.
+        ("grpc.http2.ping_timeout_ms", answer),
+    )
 
 
 def _resolve_request(asked: str | Merge, token: str) -> pb.ResolveAdapterRequest:
