@@ -45,8 +45,8 @@ def test_a_stopped_row_goes_on_where_it_was_and_before_any_that_came_later() -> 
     assert 0 < len(had) < len(shard.tokens(2))
     finish(shard, 1, 2, 3)
     assert shard.loop.preemptions == 1
-    for request_id, count in ((1, 80), (2, 60), (3, 5)):
-        assert shard.tokens(request_id) == expected(request_id, count)
+    for request_id, tokens in ((1, 80), (2, 60), (3, 5)):
+        assert shard.tokens(request_id) == expected(request_id, tokens)
 
 
 def test_the_oldest_row_is_never_stopped() -> None:
