@@ -45,15 +45,16 @@ class Connection:
         self._on_change = on_change
         self._shard: ShardClient | None = None
         self._task: asyncio.Task[None] | None = None
-        self._ready = False
+        #: Whether rows can run; new ones may begin unless the shard is about to go away.
+        self._ready = self._leaving = False
         #: The number of the last step heard of on this connection; None before the first.
         self._step: int | None = None
         self._problem = ""
 
     @property
     def ready(self) -> bool:
-        """Whether the shard answers and rows can run."""
-        return self._ready
+        """Whether the shard answers and takes requests."""
+        return self._ready and not self._leaving
 
     @property
     def problem(self) -> str:
@@ -63,7 +64,7 @@ class Connection:
     @property
     def shard(self) -> ShardClient:
         """The shard's client. Raises RequestError (503) while it is not connected."""
-        if self._shard is None or not self._ready:
+        if self._shard is None or not self.ready:
             raise unavailable("the shard is not connected; try again when the router is ready")
         return self._shard
 
@@ -121,11 +122,25 @@ class Connection:
             self._dispatcher.connect(capacity)
             self._dispatcher.note_pins(facts for _, facts in self._registry.held("device"))
             self._step = None
+            self._leaving = False
             self._set_ready(True)
-            await self._dispatcher.serve(stream, self._observe)
+            watching = asyncio.create_task(self._watch(shard), name="shard-health")
+            try:
+                await self._dispatcher.serve(stream, self._observe)
+            finally:
+                watching.cancel()
+                await asyncio.wait([watching])
         finally:
             self._set_ready(False)
             await stream.aclose()
+
+    async def _watch(self, shard: ShardClient) -> None:
+        """Take over when the shard says that it will go: it finishes its rows and gets no new."""
+        async for serving in shard.serving():
+            if self._leaving == serving:
+                _log.info("shard %s: %s", self._address, "serves" if serving else "is leaving")
+                self._leaving = not serving
+                self._on_change()
 
     def _observe(self, step: pb.StepReply) -> None:
         self._metrics.steps.inc(0 if self._step is None else step.step - self._step)

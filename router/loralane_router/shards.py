@@ -5,11 +5,12 @@ Whatever goes wrong on the wire leaves here as a `RequestError`.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from loralane_proto import shard_pb2 as pb
 from loralane_proto import shard_pb2_grpc
 
@@ -168,6 +169,20 @@ class ShardClient:
         """Return adapters that the shard knows, and how many: a page by digest, or those named."""
         request = pb.ListAdaptersRequest(limit=limit, after=after, digests=digests)
         return await _wrapped(self._stub.ListAdapters(request, timeout=_QUICK_S))
+
+    async def serving(self) -> AsyncIterator[bool]:
+        """Yield whether the shard takes requests: now, and after every change.
+
+        False = it is about to go away and finishes what it has. Ends with the connection, and at
+        once where the shard does not say.
+        """
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        try:
+            # The package's types know of no asynchronous stub.
+            async for reply in stub.Watch(health_pb2.HealthCheckRequest()):  # type: ignore[attr-defined]
+                yield reply.status != health_pb2.HealthCheckResponse.NOT_SERVING
+        except grpc.aio.AioRpcError:
+            return
 
     def run(self, wake: Callable[[], None]) -> RunStream:
         """Open the stream on which rows run; `wake` is called when something arrived."""

@@ -167,6 +167,7 @@ async def _serve(config: ShardConfig) -> int:
         await _until_told_to_stop(shard)
     finally:
         expiring.cancel()
+        await status.enter_graceful_shutdown()  # routers send nothing new from here on
         # Without an engine no row gets on: routers may give them to other shards at once.
         await server.stop(0 if shard.engine.stopped.done() else _GRACE_SECONDS)
         await asyncio.to_thread(shard.engine.close)

@@ -144,9 +144,12 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
 
     async def start(self) -> None:
         self._server = grpc.aio.server(options=PINGS_ARE_WELCOME)
-        shard_pb2_grpc.add_ShardServicer_to_server(self, self._server)
+        self.add_services(self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
+
+    def add_services(self, server: grpc.aio.Server) -> None:
+        shard_pb2_grpc.add_ShardServicer_to_server(self, server)
 
     async def stop(self) -> None:
         if self._server is not None:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from loralane_proto import shard_pb2 as pb
 from loralane_router.config import RouterConfig
 from loralane_router.errors import RequestError
@@ -363,6 +364,39 @@ async def test_a_pin_that_a_shard_refuses_is_the_callers_error(start_shard, star
         await router.pin_adapter("two", True)
 
     assert caught.value.status.http == 424
+
+
+class Announcing(FakeShard):
+    """Says how it is, as real shards do."""
+
+    def add_services(self, server) -> None:
+        super().add_services(server)
+        self.health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
+
+
+async def test_a_shard_that_is_about_to_go_finishes_what_it_has_and_gets_nothing_new(
+    start_shard, start_router
+):
+    leaving, other = Announcing(manual=True), await start_shard(manual=True, rows_total=8)
+    await leaving.start()
+    await leaving.health.set("", health_pb2.HealthCheckResponse.SERVING)
+    router = await start_router(leaving, other)
+    running = [await router.open(ask()) for _ in range(2)]
+    await leaving.until(lambda s: bool(s.rows))
+
+    await leaving.health.enter_graceful_shutdown()
+    await until_ready(router, 1)
+    later = [await router.open(ask()) for _ in range(3)]
+    await other.until(lambda s: len(s.rows) == 4)
+    for shard in (leaving, other):
+        shard.step(2)
+
+    for generation in (*running, *later):
+        assert "".join([delta.text async for delta in generation]) == "bc"
+    assert admitted(leaving, other) == [1, 4]
+    await router.close()
+    await leaving.stop()
 
 
 class Relay:
