@@ -267,7 +267,7 @@ async def test_what_a_client_is_told_and_what_is_counted_is_of_one_request(start
 
     assert len(begun) == 2
     assert paid_again == paid > 0
-    assert told_of(generation) == told == (3, 20, generation.queue_s, 0.0)
+    assert told_of(generation) == told == (3, 2, 20, generation.queue_s, 0.0)
     assert world.count("prompt_tokens_total") == 3
     assert world.count("generated_tokens_total") == 20
     assert world.count("time_to_first_token_seconds_count") == 1
@@ -278,9 +278,10 @@ async def test_what_a_client_is_told_and_what_is_counted_is_of_one_request(start
     assert (usage.usage.generated_tokens, usage.usage.cold_starts) == (20, 0)
 
 
-def told_of(generation: Generation) -> tuple[int, int, float, float]:
+def told_of(generation: Generation) -> tuple[int, int, int, float, float]:
     return (
         generation.prompt_tokens,
+        generation.cached_tokens,
         generation.max_tokens,
         generation.queue_s,
         generation.cold_ms,
