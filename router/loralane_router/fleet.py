@@ -121,7 +121,7 @@ class Fleet:
                 self._links[address] = self._link(address)
                 await self._links[address].connection.start()
         for link in self.links:
-            if link.address not in named and not link.ready:
+            if link.address not in named and not link.connected:
                 del self._links[link.address]
                 self.names.disconnect(link.address)
                 await link.connection.close()

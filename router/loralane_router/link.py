@@ -58,9 +58,14 @@ class Link:
 
     @property
     def ready(self) -> bool:
-        """Whether the shard answers and rows can run."""
+        """Whether the shard answers and takes requests."""
         # A connection that breaks gives its requests back before it says that it is gone.
-        return self.connection.ready and self.dispatcher.capacity is not None
+        return self.connection.ready and self.connected
+
+    @property
+    def connected(self) -> bool:
+        """Whether rows can run; a shard that is about to go finishes those that it has."""
+        return self.dispatcher.capacity is not None
 
     @property
     def shard(self) -> ShardClient:
@@ -132,7 +137,7 @@ class Link:
         """Return what metrics say of this shard."""
         return ShardState(
             address=self.address,
-            up=self.ready,
+            up=self.connected,
             capacity=self.dispatcher.capacity,
             work=self.dispatcher.work(),
             tiers=self.registry.tiers,

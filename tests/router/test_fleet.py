@@ -399,6 +399,27 @@ async def test_a_shard_that_is_about_to_go_finishes_what_it_has_and_gets_nothing
     await leaving.stop()
 
 
+async def test_a_shard_that_is_about_to_go_is_not_let_go_with_requests_on_it(start_fleet):
+    leaving = Announcing()
+    await leaving.start()
+    dns = Dns([leaving.address])
+    fleet = await start_fleet("dns:shards:1", dns=dns)
+    await ready_are(fleet, leaving)
+
+    await leaving.health.enter_graceful_shutdown()
+    await ready_are(fleet)
+    dns.answer = []
+    await fleet.look()
+    kept = [link.address for link in fleet.links if link.connected]
+    (link,) = fleet.links
+    await leaving.stop()
+    await fleet.until(lambda f: not link.connected)
+    await fleet.look()
+
+    assert kept == [leaving.address]
+    assert fleet.links == ()
+
+
 class Relay:
     """Passes bytes on to a shard, until the line falls silent: nothing is closed then."""
 
