@@ -56,11 +56,6 @@ class Front:
         return len(self._asks)
 
     @property
-    def waiting(self) -> int:
-        """Requests that are not admitted yet."""
-        return len(self._queues)
-
-    @property
     def adapters(self) -> int:
         """How many adapters are on the device or on their way there."""
         resident = sum(tier == DEVICE for tier in self._tiers.values())

@@ -13,9 +13,9 @@ from bench.sim.traces import Arrival
 LIMIT_S: Final = 1.5
 SHARE: Final = 0.99
 #: Where the search begins, requests per second, by which factor it goes on, and how close it ends.
-_FIRST: Final = 45.0
-_FACTOR: Final = 1.3
-_PRECISION: Final = 1.015
+_FIRST: Final = 50.0
+_FACTOR: Final = 1.2
+_PRECISION: Final = 1.01
 
 
 @dataclass(frozen=True, slots=True)

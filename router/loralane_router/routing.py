@@ -35,14 +35,15 @@ ROWS_FOR_AN_IDLE_ADAPTER: Final = 3
 #: with the square of the share of lanes in use, and with the fourth power of that of rows.
 SCARCITY: Final = 0.3
 #: Seconds before an adapter is ready and, of them, for each of its bytes, by tier: a copy to the
-#: device (2 GB/s), a read from disk (1 GB/s), a download (200 MB/s). One that is being loaded is
-#: about halfway. That they are right matters little: a fetch four times as dear as is believed here
-#: changed what a simulated cluster carries by less than what two seeds differ by.
+#: device (2 GB/s), a read from disk (1 GB/s), a download. Of a download (0.25 s, 200 MB/s) half is
+#: counted: prompts ahead are computed meanwhile. One that is being loaded is about halfway. Better
+#: on the low side: in the simulator an estimate a quarter as large carries no less, one four times
+#: as large does. So nothing is learned from loads: how wrong a constant is matters too little.
 LOAD_S: Final = {
-    "loading": (0.125, 2.5e-9),
+    "loading": (0.06, 1.25e-9),
     "host": (0.005, 0.5e-9),
     "disk": (0.05, 1e-9),
-    "remote": (0.25, 5e-9),
+    "remote": (0.125, 2.5e-9),
 }
 #: What an adapter is taken for whose size is not known: rank 16 of an 8B model, about.
 TYPICAL_BYTES: Final = 50_000_000

@@ -74,7 +74,7 @@ def test_bytes_count_and_where_they_are_not_known_those_of_a_typical_adapter_do(
     host, remote = replace(FREE, tier="host"), replace(FREE, tier="remote")
     large = replace(NEED, bytes=400_000_000)
 
-    assert expected_s(remote, large) - expected_s(FREE, large) == pytest.approx(0.25 + 2.0)
+    assert expected_s(remote, large) - expected_s(FREE, large) == pytest.approx(0.125 + 1.0)
     assert expected_s(host, large) - expected_s(FREE, large) == pytest.approx(0.005 + 0.2)
     assert expected_s(host, NEED) == expected_s(host, replace(NEED, bytes=TYPICAL_BYTES))
 
