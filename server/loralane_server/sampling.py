@@ -74,7 +74,8 @@ def draw(
     # The first place whose cumulative probability exceeds the draw; never one of probability 0.
     target = uniform_[:, None] * cumulative[:, -1:]
     at = (cumulative <= target).sum(dim=-1, keepdim=True)
-    last = (probs > 0).sum(dim=-1, keepdim=True) - 1
+    # Where an adapter overflows there is no distribution, only NaN: such a row takes the first.
+    last = ((probs > 0).sum(dim=-1, keepdim=True) - 1).clamp_min(0)
     return ids.gather(-1, torch.minimum(at, last)).squeeze(-1)
 
 

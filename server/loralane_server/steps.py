@@ -10,7 +10,8 @@ from loralane_server.rows import OutToken, Row
 #: A row and how many of its tokens the step computes.
 Part = tuple[Row, int]
 
-#: JSON has no infinity: an impossible token's log-probability is reported as this.
+#: JSON has no infinity and no NaN (`max` keeps its first of the two): the log-probability of an
+#: impossible token, and of any where an adapter's numbers overflow, is reported as this.
 _LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -49,5 +50,5 @@ def read_token(output: StepOutput, sample: int, logprobs: int | None) -> OutToke
     if output.top_ids is not None and output.top_logprobs is not None:
         ids = output.top_ids[sample, :logprobs].tolist()
         values = output.top_logprobs[sample, :logprobs].tolist()
-        top = tuple((i, max(v, _LOWEST)) for i, v in zip(ids, values, strict=True))
-    return OutToken(token, max(float(output.logprobs[sample]), _LOWEST), top)
+        top = tuple((i, max(_LOWEST, v)) for i, v in zip(ids, values, strict=True))
+    return OutToken(token, max(_LOWEST, float(output.logprobs[sample])), top)

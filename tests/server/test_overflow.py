@@ -1,10 +1,13 @@
 """An adapter whose numbers overflow harms nobody: rows beside it and after it stay exact."""
 
+import math
 import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 from loralane_server.config import ShardConfig
+from loralane_server.device.seam import Sampling
 from loralane_server.rows import Admission
 
 from tests import reference
@@ -24,7 +27,11 @@ GOOD = (
 )
 
 
-def test_rows_beside_and_after_an_adapter_that_overflows_are_exact(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=4)])
+def test_rows_beside_and_after_an_adapter_that_overflows_are_exact(
+    tmp_path: Path, sampling: Sampling
+) -> None:
+    """However the rows of that adapter are sampled: theirs may be any tokens."""
     model: Any = reference.random_model(reference.FAMILIES["llama"])
     reference.save_model(model, tmp_path / "model")
     root = tmp_path / "adapters"
@@ -55,11 +62,22 @@ def test_rows_beside_and_after_an_adapter_that_overflows_are_exact(tmp_path: Pat
         for begin in range(0, len(cases), ROWS):
             batch = cases[begin : begin + ROWS]
             rows = [
-                Admission(begin + i, digests[name], tuple(prompts[at]), TOKENS)
+                Admission(
+                    begin + i,
+                    digests[name],
+                    tuple(prompts[at]),
+                    TOKENS,
+                    sampling=Sampling() if (name, at) in expected else sampling,
+                    logprobs=2,
+                )
                 for i, (name, at) in enumerate(batch)
             ]
             for case, tokens in zip(batch, listener.generate(*rows), strict=True):
-                if case in expected and tokens != expected[case]:
+                if len(tokens) < TOKENS or tokens != expected.get(case, tokens):
                     wrong.append(case)
+        found = [token for row in listener.rows.values() for event in row for token in event.tokens]
 
     assert wrong == []
+    assert all(
+        math.isfinite(p) for token in found for p in (token.logprob, *dict(token.top).values())
+    )

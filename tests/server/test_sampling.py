@@ -1,6 +1,7 @@
 """Sampling depends on (logits, seed, position) and on nothing else."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +80,22 @@ def test_a_tiny_top_p_is_greedy() -> None:
     logits = torch.tensor([0.1, 2.0, 0.3])
 
     assert {one(logits, Sampling(1.0, top_p=1e-9, seed=5), at) for at in range(50)} == {1}
+
+
+@pytest.mark.parametrize("overflow", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("cut", [{}, {"top_k": 3}, {"top_p": 0.9}])
+def test_a_row_that_overflowed_draws_a_token_and_changes_no_other(
+    overflow: float, cut: dict[str, Any]
+) -> None:
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    sampling = [Sampling(1.0, seed=seed, **cut) for seed in range(3)]
+    alone = [one(logits[i], sampling[i], i) for i in range(3)]
+    logits[1] = overflow
+
+    together = choose(logits, sampling, list(range(3))).tolist()
+
+    assert together[::2] == alone[::2]
+    assert 0 <= together[1] < 20
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**31))
