@@ -6,6 +6,7 @@ router in front of a shard that resolves when it is told to.
 
 import asyncio
 import random
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -238,7 +239,7 @@ async def test_the_end_of_a_wait_wakes_the_dispatcher_by_itself():
     serving = asyncio.create_task(dispatcher.serve(HandCranked(), lambda step: None))
     accepted = Accepted(1, 3, "a", "a", 0, 9, ())
     generation = Generation(accepted, CODEC, dispatcher.cancel)
-    ask = Ask(1, "a", 1, LANES, dispatcher.now(), flow="a", tokens=3)
+    ask = Ask(1, "a", 1, LANES, time.monotonic(), flow="a", tokens=3)
     admission = pb.Admission(request_id=1, digest="a", prompt=[1, 2, 3], max_tokens=9)
     wait = AdapterWait(ask.arrived, 0.001, "fail")
 

@@ -120,7 +120,7 @@ class World:
         at = [
             link.address
             for link in self.router.fleet.links
-            if generation.request_id in link.dispatcher._queues
+            if generation.request_id in link.dispatcher._roster.queues
         ]
         return [shard for shard in self.shards if f"127.0.0.1:{shard.port}" in at]
 
@@ -450,7 +450,7 @@ async def test_nothing_is_moved_any_more_once_the_router_is_closed(start_world):
     generation = await world.router.open(ask())
     await world.holder(generation)
     links = world.router.fleet.links
-    entries = [entry for link in links for entry in link.dispatcher._entries.values()]
+    entries = [entry for link in links for entry in link.dispatcher._roster]
     replays = Replays(world.router.fleet, world.router.metrics)
 
     replays.close()
