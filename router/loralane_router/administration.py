@@ -64,22 +64,24 @@ class Administration:
         return facts_of(reply.adapter), tuple(reply.notes)
 
     async def unload(self, name: str) -> tuple[int, int]:
-        """Make every shard forget an adapter; return (freed host bytes, freed lanes)."""
+        """Make every shard forget an adapter; return (freed host bytes, freed lanes).
+
+        Its names are forgotten last: after an error they still lead to what is left of it.
+        """
         found = await self._found(name)
         if not found:
-            raise not_found(name)
+            # Given to it before a shard was restarted, a name goes though nobody knows the adapter.
+            if not self._fleet.names.take_back(name):
+                raise not_found(name)
+            return 0, 0
         if any(link.dispatcher.needs(facts.digest) for link, facts in found):
             raise RequestError(
                 pb.ERROR_KIND_IN_USE,
                 f"requests wait for adapter {name!r} or use it; unload it when they have ended",
             )
-        host_bytes = lanes = 0
-        for link, facts in found:
-            unloaded = await link.unload(facts)
-            self._fleet.names.forget(unloaded.names)
-            host_bytes += unloaded.host_bytes
-            lanes += unloaded.lanes
-        return host_bytes, lanes
+        unloaded = [await link.unload(facts) for link, facts in found]
+        self._fleet.names.forget(sent for each in unloaded for sent in each.names)
+        return sum(each.host_bytes for each in unloaded), sum(each.lanes for each in unloaded)
 
     async def pin(self, name: str, pinned: bool) -> AdapterEntry:
         """Protect an adapter from eviction, or no longer.

@@ -94,6 +94,12 @@ class Names:
         self._loaded = {name: sent for name, sent in self._loaded.items() if sent not in gone}
         self.changes += 1
 
+    def take_back(self, name: str) -> bool:
+        """Drop one alias that `add` gave; return whether there was one."""
+        had = self._loaded.pop(name, None) is not None
+        self.changes += had
+        return had
+
     def _stands_for(self, alias: str) -> str | None:
         """Return what a configured alias means: to the shard that was there first."""
         return next((own[alias] for own in self._configured.values() if alias in own), None)

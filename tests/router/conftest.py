@@ -130,6 +130,8 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         self.prefetched: list[str] = []
         #: Digests that were unloaded and not resolved since: rows of theirs fail.
         self.unloaded: set[str] = set()
+        #: Digests that rows of another router use.
+        self.used_by_others: set[str] = set()
         self.news = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
         self._steps = 0
@@ -229,6 +231,8 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         adapter = self.adapters[self.reference_of(request.digest)]
         if request.digest in self.unloaded:
             await _abort(context, pb.ERROR_KIND_NOT_FOUND, "it is not known here")
+        if request.digest in self.used_by_others:
+            await _abort(context, pb.ERROR_KIND_IN_USE, "rows use it")
         self.unloaded.add(request.digest)
         freed = adapter.lanes if adapter.resident else 0
         adapter.resident = adapter.pinned = False

@@ -127,6 +127,46 @@ async def test_unloading_reaches_every_shard_that_knows_it(start_shard, start_ro
     router.check()
 
 
+async def test_a_name_is_taken_back_though_its_shard_was_restarted_and_knows_nothing(
+    start_shard, start_router
+):
+    shard = await start_shard({"org/two": {"increment": 2}})
+    router = await start_router(shard)
+    await router.load_adapter("mine", "org/two", None)
+    await shard.stop()
+    await asyncio.wait_for(router.fleet.until(lambda f: not f.ready), 20)
+    shard.unloaded.add("digest-of-org/two")
+    await shard.start()
+    await asyncio.wait_for(router.wait_ready(), 20)
+
+    freed = await router.unload_adapter("mine")
+
+    assert freed == (0, 0)
+    assert router.adapter("mine") is None
+    with pytest.raises(RequestError) as caught:
+        await router.unload_adapter("mine")
+    assert caught.value.status.http == 404
+
+
+async def test_a_name_outlives_an_unloading_that_failed_on_one_shard(start_shard, start_router):
+    adapter = {"org/two": {"increment": 2, "resident": True}}
+    one, other = [await start_shard(adapter) for _ in range(2)]
+    router = await start_router(one, other)
+    await router.load_adapter("mine", "org/two", None)
+    other.used_by_others.add("digest-of-org/two")
+
+    with pytest.raises(RequestError):
+        await router.unload_adapter("mine")
+    entry = router.adapter("mine")
+    other.used_by_others.clear()
+    freed = await router.unload_adapter("mine")
+
+    assert entry is not None
+    assert [at.shard for at in entry.shards] == [other.address]
+    assert freed == (1000, 8)
+    assert router.adapter("mine") is None
+
+
 async def test_an_adapter_in_use_on_any_shard_is_unloaded_on_none(start_shard, start_router):
     shards = [await start_shard(two(resident=True), manual=True) for _ in range(2)]
     router = await start_router(*shards)
