@@ -58,7 +58,7 @@ def picture(path: Path, panels: int) -> Iterator[Sequence[Axes]]:
             panel.set_prop_cycle(color=COLORS)
         yield axes
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120, transparent=True)
+        figure.savefig(path, dpi=90, transparent=True)
     if (size := path.stat().st_size) > LARGEST:
         raise ValueError(f"{path} has {size} bytes, {LARGEST} are allowed: draw less")
 

@@ -1,5 +1,7 @@
 """One run: a trace played to a cluster of shards, and what its requests saw."""
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +66,8 @@ class Cluster:
         self._tokens = [0] * shards
         self._warm = 0
         self._late: Late | None = None
+        #: Requests of which it is not yet said whether they are late, in order.
+        self._open: deque[int] = deque()
         #: When requests came, got their first token and ended; by number.
         self.arrived: dict[int, float] = {}
         self.first: dict[int, float] = {}
@@ -78,6 +82,7 @@ class Cluster:
         while self._events.step():
             if late is not None and late.too_many:
                 return
+        self._judge(math.inf)
 
     def outcome(self) -> Outcome:
         """Return what was seen. Every request has ended."""
@@ -106,14 +111,22 @@ class Cluster:
         self.arrived[number] = self._events.now
         self._tokens[shard] += arrival.prompt + arrival.answer
         self.fronts[shard].submit(row)
+        if number >= self._warm:
+            self._open.append(number)
+        self._judge(self._events.now)
+
+    def _judge(self, now: float) -> None:
+        """Count who is late; that is known when the limit has passed, before the first token."""
+        late = self._late
+        while late and self._open and now - self.arrived[self._open[0]] > late.limit_s:
+            number = self._open.popleft()
+            late.see(self.first.get(number, math.inf) - self.arrived[number])
 
     def _heard(self, report: Report) -> None:
         now = self._events.now
         for row in report.first:
             assert row.request_id not in self.first
             self.first[row.request_id] = now
-            if self._late is not None and row.request_id >= self._warm:
-                self._late.see(now - self.arrived[row.request_id])
         for row in report.ended:
             assert row.request_id not in self.ended
             self.ended[row.request_id] = now
