@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from loralane_proto import shard_pb2 as pb
 
 from loralane_router.admission import admit
+from loralane_router.crowd import Crowd
 from loralane_router.delivery import Delivery
 from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
@@ -53,8 +54,9 @@ class Dispatcher:
         clock: Callable[[], float] = time.monotonic,
         shares: FairShares | None = None,
         is_resident: Callable[[str], bool] = nowhere,
+        crowd: Crowd | None = None,
     ) -> None:
-        """`shares`: those of the router; None = its own, for a shard that is alone.
+        """`shares`, `crowd`: those of the router; None = its own, for a shard that is alone.
 
         `is_resident`: whether the shard has said that an adapter's lanes are in its pool.
         """
@@ -63,7 +65,8 @@ class Dispatcher:
         self._clock = clock
         shares = FairShares() if shares is None else shares
         #: Accepted and not ended, waiting or running.
-        self._roster = Roster(shares, self.needed_pages, self.wake)
+        crowd = Crowd(shares.weight_of) if crowd is None else crowd
+        self._roster = Roster(shares, crowd, self.needed_pages, self.wake)
         self._delivery = Delivery(self._roster, shares, metrics, self.wake)
         self._giving_up = GivingUp(self._roster, metrics, is_resident, self.wake, clock)
         self._prefetches = Prefetches(self._roster.queues)
@@ -215,9 +218,7 @@ class Dispatcher:
         admitted = []
         for ask in admit(self._roster.queues, ledger.room(), now):
             ledger.take(ask, now)
-            entry = self._roster.find(ask.request_id)
-            assert entry is not None, "who waits has not ended"
-            entry.is_paid = True
+            entry = self._roster.begin(ask)
             if not entry.last_tokens:
                 entry.generation.queue_s = now - ask.arrived
             admitted.append(entry.admission)

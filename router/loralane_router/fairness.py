@@ -58,13 +58,17 @@ class FairShares:
         adapter: as the request named it ("" = the base), which may give the digest a weight; the
         greatest, where several names do.
         """
-        if (flow := self._weights.key_flow(key)) is not None:
+        if (flow := self.key_flow(key)) is not None:
             return flow
         if (weight := self._weights.adapters.get(adapter)) is not None:
             self._by_digest[digest] = max(weight, self._by_digest.pop(digest, 0.0))
             if len(self._by_digest) > _MOST_IDLE:
                 del self._by_digest[next(iter(self._by_digest))]
         return digest
+
+    def key_flow(self, key: str | None) -> str | None:
+        """Return the flow of an API key that has a weight, whatever it asks for; else None."""
+        return self._weights.key_flow(key)
 
     def weight_of(self, flow: str) -> float:
         """Return the weight of a flow; 1 unless it was given another."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from loralane_router.config import RouterConfig
+from loralane_router.crowd import Crowd
 from loralane_router.discovery import Discovery, Lookup, lookup
 from loralane_router.fairness import FairShares
 from loralane_router.link import Link
@@ -26,6 +27,8 @@ class Fleet:
         self.names = Names(config.served_model_name)
         #: Whose turn it is, on all shards.
         self.shares = FairShares(config.weights)
+        #: Who waits for any shard, or is on the way to one.
+        self.crowd = Crowd(self.shares.weight_of)
         self._model = CommonModel()
         self._metrics = metrics
         self.placing = Placing(self, metrics)
@@ -143,6 +146,7 @@ class Fleet:
             self._replays.take_over,
             self._note_change,
             self.shares,
+            self.crowd,
         )
 
     async def _keep_looking(self) -> None:
@@ -157,6 +161,7 @@ class Fleet:
     def check(self) -> None:
         """Assert what must hold between calls."""
         self._replays.check()
+        self.crowd.check()
         self._model.check(link.address for link in self.ready_links)
         for address, link in self._links.items():
             assert link.address == address

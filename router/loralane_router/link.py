@@ -8,6 +8,7 @@ from functools import partial
 from loralane_proto import shard_pb2 as pb
 
 from loralane_router.connection import Connection
+from loralane_router.crowd import Crowd
 from loralane_router.dispatch import Dispatcher, HandBack
 from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
@@ -44,11 +45,16 @@ class Link:
         hand_back: HandBack,
         on_change: Callable[[], None],
         shares: FairShares,
+        crowd: Crowd,
     ) -> None:
         self.address = address
         self.registry = Registry(names)
         self.dispatcher = Dispatcher(
-            metrics, hand_back, shares=shares, is_resident=self.registry.is_resident
+            metrics,
+            hand_back,
+            shares=shares,
+            is_resident=self.registry.is_resident,
+            crowd=crowd,
         )
         self.connection = Connection(
             address, self.dispatcher, self.registry, names, model, metrics, on_change

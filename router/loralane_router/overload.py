@@ -6,11 +6,23 @@ computed before its first token; max_tokens is a wish that most answers stay far
 leaves it out would count a whole context). So the rate is one of prompt tokens too: those that
 leave the queue in a second. Whatever the answers' lengths are, that is how fast the queue moves.
 
-A full queue refuses every request alike, before anything is done for it. The one that crosses the
-bound is taken, so that a long prompt is not refused where short ones are not.
+A full queue refuses requests before anything is done for them. The one that crosses the bound is
+taken, so that a long prompt is not refused where short ones are not.
+
+But who fills the queue must not shut others out of it. So the places of a full queue belong to the
+flows that want them (`fairness`), in equal shares by weight: a request within its flow's share is
+taken, and the newest of the flow that has most beyond its own is refused in its place: it has
+waited least. Two flows cannot push each other out in turn, since who takes a place is within its
+share with it, and only who is beyond its own yields one.
+
+The flow of most requests is their adapter, which is named in the body. So while some flow has more
+than one request in a full queue, bodies are decoded before they are refused. That costs little
+beside the HTTP around it, even if nine in ten are a flood's; their prompts are not tokenized and
+nothing is asked of a shard.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,6 +71,39 @@ def refusal(backlog: Backlog, max_requests: int, max_tokens: int | None) -> Requ
         f"{waiting} are waiting already; try again later",
         retry_after_s=backlog.retry_after_s,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One flow in a queue."""
+
+    #: That wait or are being opened.
+    requests: int
+    weight: float
+
+
+def is_owed(flow: Standing, everybody: int, weight: float) -> bool:
+    """Whether one more request of a flow is within its share of a full queue.
+
+    everybody, weight: requests in the queue, and what all flows weigh, this one included. A share
+    is one request at least: among many flows, or with a small weight, it would be less for ever.
+    """
+    return flow.requests + 1 <= max(1.0, everybody * flow.weight / weight)
+
+
+def most_beyond(
+    flows: Mapping[str, Standing], everybody: int, weight: float
+) -> tuple[str, int] | None:
+    """Return the flow that has most beyond its share, and how many may yield; None if none may.
+
+    It keeps its share, rounded down, and one request at least. everybody, weight: as for `is_owed`.
+    """
+    spare = {
+        name: min(math.ceil(flow.requests - everybody * flow.weight / weight), flow.requests - 1)
+        for name, flow in flows.items()
+    }
+    most = max(spare, key=spare.__getitem__, default=None)
+    return (most, spare[most]) if most is not None and spare[most] > 0 else None
 
 
 class DrainRate:

@@ -11,7 +11,7 @@ from loralane_proto import shard_pb2 as pb
 from loralane_router import routing
 from loralane_router.deadlines import AdapterWait
 from loralane_router.errors import RequestError
-from loralane_router.facts import AdapterFacts
+from loralane_router.facts import BASE, AdapterFacts
 from loralane_router.link import Link
 from loralane_router.metrics import Metrics
 from loralane_router.names import Names
@@ -85,12 +85,19 @@ class Placing:
 
     def need(self, asked: str | Merge, tokens: int) -> Need:
         """Return what a request needs, as far as it is known before its adapter is resolved."""
-        if not isinstance(asked, Merge) and self._shards.names.is_base(asked):
+        facts = self.last_seen(asked)
+        if facts is None:
+            return Need(tokens, lanes=_UNKNOWN_LANES)
+        if not facts.digest:
             return Need(tokens)
-        for link in self._shards.links:
-            if (facts := link.registry.find(asked)) is not None:
-                return Need(tokens, facts.lanes, facts.bytes, facts.digest)
-        return Need(tokens, lanes=_UNKNOWN_LANES)
+        return Need(tokens, facts.lanes, facts.bytes, facts.digest)
+
+    def last_seen(self, asked: str | Merge) -> AdapterFacts | None:
+        """Return an adapter as some shard last described it; None if it was never asked for."""
+        if not isinstance(asked, Merge) and self._shards.names.is_base(asked):
+            return BASE
+        found = (link.registry.find(asked) for link in self._shards.links)
+        return next((facts for facts in found if facts is not None), None)
 
     async def place(
         self,

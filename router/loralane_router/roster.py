@@ -5,8 +5,11 @@ Wherever a request goes, it goes through here, so that it is in one place and en
 
 from collections.abc import Callable, Iterator
 
+from loralane_router.admission import Ask
+from loralane_router.crowd import Crowd
 from loralane_router.deadlines import AdapterWaits
 from loralane_router.entry import Entry
+from loralane_router.errors import RequestError
 from loralane_router.fairness import FairShares
 from loralane_router.queues import Queues
 from loralane_router.searches import NeededPages, Searches
@@ -17,9 +20,14 @@ class Roster:
     """Owned by the dispatcher, on its event loop."""
 
     def __init__(
-        self, shares: FairShares, needed_pages: NeededPages, wake: Callable[[], None]
+        self,
+        shares: FairShares,
+        crowd: Crowd,
+        needed_pages: NeededPages,
+        wake: Callable[[], None],
     ) -> None:
         """`wake` makes the loop look again."""
+        self._crowd = crowd
         #: Those who wait. Who is admitted is taken out of them, and runs from then on.
         self.queues = Queues(shares)
         #: Those who wait for their adapters no longer than they said, waiting or running.
@@ -52,8 +60,17 @@ class Roster:
         if entry.wait is not None:
             self.waits.add(request_id, entry.ask.digest, entry.wait)
         self.queues.append(entry.ask, paid=entry.is_paid)
+        if not entry.is_paid:
+            self._crowd.enter(entry.ask, self.refuse)
         self.changed = True
         self._wake()
+
+    def begin(self, ask: Ask) -> Entry:
+        """Return a request that was admitted; from here on it runs."""
+        entry = self._entries[ask.request_id]
+        self._crowd.leave(ask)
+        entry.is_paid = True
+        return entry
 
     def put_back(self, entry: Entry, until: float) -> None:
         """Let a request that the shard refused wait again, and its adapter's queue until then."""
@@ -67,6 +84,7 @@ class Roster:
         """Take a request out from where it waits; return whether it did, instead of running."""
         if request_id in self.queues:
             self.queues.remove(request_id)
+            self._crowd.leave(self._entries[request_id].ask)
             return True
         return self._searches.give_up(request_id)
 
@@ -83,6 +101,11 @@ class Roster:
         self.waits.drop(request_id)
         self._wake()
 
+    def refuse(self, request_id: int, error: RequestError) -> None:
+        """End a request that waits with an error, which makes place for another."""
+        self._entries[request_id].generation.fail(error)
+        self.cancel(request_id)
+
     def end(self, request_id: int) -> None:
         """Forget a request that neither waits nor runs any more."""
         del self._entries[request_id]
@@ -92,6 +115,7 @@ class Roster:
         """Take out and return all who wait for an adapter."""
         dropped = [self._entries[request_id] for request_id in self.queues.drop(digest)]
         for entry in dropped:
+            self._crowd.leave(entry.ask)
             self.end(entry.ask.request_id)
         return dropped
 
@@ -124,8 +148,9 @@ class Roster:
         left = [
             (entry, not self._is_idle(request_id)) for request_id, entry in self._entries.items()
         ]
-        for request_id in self._entries:
+        for request_id, entry in self._entries.items():
             self._searches.give_up(request_id)
+            self._crowd.leave(entry.ask)
         self.queues.clear()
         self.waits.clear()
         self._cancels.clear()
@@ -138,6 +163,9 @@ class Roster:
         searching = sum(request_id in self._searches for request_id in self._entries)
         assert (waiting, searching) == (len(self.queues), len(self._searches))
         assert not any(id in self.queues and id in self._searches for id in self._entries)
+        for request_id, entry in self._entries.items():
+            is_new = request_id in self.queues and not entry.is_paid
+            assert (entry.ask in self._crowd) == is_new
         assert self.waits.request_ids <= self._entries.keys()
         self.waits.check()
         self.queues.check()

@@ -9,6 +9,7 @@ from loralane_router.administration import Administration
 from loralane_router.admission import Ask
 from loralane_router.config import RouterConfig
 from loralane_router.deadlines import wait_of
+from loralane_router.door import Door, called
 from loralane_router.entry import Entry
 from loralane_router.exposition import Exposition
 from loralane_router.facts import AdapterEntry, AdapterFacts, Page
@@ -16,7 +17,6 @@ from loralane_router.fleet import Fleet
 from loralane_router.generation import Accepted, Generation
 from loralane_router.metrics import Metrics
 from loralane_router.model import Model, ModelInfo
-from loralane_router.overload import Backlog, refusal
 from loralane_router.parameters import admission_of, check, check_waiting, fit
 from loralane_router.placing import Placement
 from loralane_router.requests import TextRequest
@@ -33,12 +33,10 @@ class Router:
         self.config = config
         self.metrics = Metrics()
         self.fleet = Fleet(config, self.metrics)
+        self._door = Door(self.fleet, config)
         self._administration = Administration(self.fleet)
         self.metrics.registry.register(Exposition(self._snapshot))
         self._request_ids = count(1)
-        #: Requests inside `open`, which will wait unless they are refused, and the tokens of their
-        #: prompts as far as they are known.
-        self._opening = self._opening_tokens = 0
 
     @property
     def ready(self) -> bool:
@@ -80,48 +78,33 @@ class Router:
         Raises RequestError; the one that costs least (429) before anything is done for a request.
         """
         arrived = time.monotonic()
-        self.check_room()
-        model, tokens = self._live_model(), 0
-        self._opening += 1
-        try:
+        model = self._live_model()
+        with self._door.coming(request) as coming:
             check(request.parameters)
             check_waiting(request)
             prompt = await model.prompt_ids(request)
             max_tokens = fit(len(prompt), request.parameters.max_tokens, model.info.max_model_len)
-            self._check_room(counted=1)  # others that came at the same time are known better now
-            tokens = len(prompt)
-            self._opening_tokens += tokens
+            self._door.note_prompt(coming, len(prompt))
             placed = await self.fleet.placing.place_in_time(
                 request.merge or request.adapter,
                 request.token,
                 wait_of(request, arrived),
-                tokens=tokens,
+                tokens=len(prompt),
             )
-        finally:
-            self._opening -= 1
-            self._opening_tokens -= tokens
         if self._live_model() is not model:
             raise unavailable("the shard was replaced meanwhile; send the request again")
-        return self._submit(model, request, prompt, max_tokens, placed, arrived)
+        ask = self._ask(request, len(prompt), max_tokens, placed, arrived)
+        self._door.make_place(coming, ask.flow)
+        return self._submit(model, request, prompt, max_tokens, placed, ask)
 
-    def check_room(self) -> None:
-        """Raise RequestError if no request is taken now (503) or no more may wait (429).
+    def check_room(self, key: str | None = None) -> None:
+        """Raise RequestError if no request is taken now (503) or one more may not wait (429).
 
-        Cheap, so that a surface can ask before it looks at a request; `open` asks by itself.
+        `key`: the caller's API key. Cheap, so that a surface can ask before it looks at a request;
+        `open` asks by itself, when more is known.
         """
         self._live_model()
-        self._check_room(counted=0)
-
-    def _check_room(self, *, counted: int) -> None:
-        """`counted`: how many of those that count are the one that asks."""
-        fleet = self.fleet
-        backlog = Backlog(
-            requests=self._opening - counted + fleet.waiting - fleet.free_rows,
-            tokens=self._opening_tokens + fleet.waiting_tokens,
-            tokens_per_s=fleet.tokens_per_s,
-        )
-        if error := refusal(backlog, self.config.max_queue, self.config.max_queue_tokens):
-            raise error
+        self._door.knock(key)
 
     def tokenize(self, text: str) -> list[tuple[int, str, int, int]]:
         """Return (id, text, start, stop) of every token; offsets in characters."""
@@ -187,6 +170,28 @@ class Router:
         self.fleet.connected()
         return self.fleet.model
 
+    def _ask(
+        self,
+        request: TextRequest,
+        tokens: int,
+        max_tokens: int,
+        placed: Placement,
+        arrived: float,
+    ) -> Ask:
+        """Return what a request needs of its shard. Raises RequestError if that cannot have it."""
+        adapter = placed.adapter
+        return Ask(
+            next(self._request_ids),
+            adapter.digest,
+            placed.link.dispatcher.needed_pages(tokens, max_tokens, adapter),
+            adapter.lanes,
+            arrived,
+            adapter.is_cold,
+            self.fleet.shares.flow_of(request.key, called(request, adapter), adapter.digest),
+            tokens=tokens,
+            priority=request.priority,
+        )
+
     def _submit(
         self,
         model: Model,
@@ -194,16 +199,15 @@ class Router:
         prompt: list[int],
         max_tokens: int,
         placed: Placement,
-        arrived: float,
+        ask: Ask,
     ) -> Generation:
         link, adapter = placed.link, placed.adapter
-        pages = link.dispatcher.needed_pages(len(prompt), max_tokens, adapter)
-        wait = wait_of(request, arrived) if adapter.digest else None
+        wait = wait_of(request, ask.arrived) if adapter.digest else None
         seed = request.parameters.seed
         accepted = Accepted(
-            request_id=next(self._request_ids),
+            request_id=ask.request_id,
             prompt_tokens=len(prompt),
-            adapter=_name(request, adapter),
+            adapter=called(request, adapter),
             digest=adapter.digest,
             seed=secrets.randbits(64) if seed is None else seed,
             max_tokens=max_tokens,
@@ -213,24 +217,7 @@ class Router:
         generation = Generation(accepted, model.codec, link.dispatcher.cancel)
         if placed.is_fallback:
             generation.fall_back()
-        ask = Ask(
-            accepted.request_id,
-            adapter.digest,
-            pages,
-            adapter.lanes,
-            arrived,
-            adapter.is_cold,
-            self.fleet.shares.flow_of(request.key, accepted.adapter, adapter.digest),
-            tokens=len(prompt),
-            priority=request.priority,
-        )
         admission = admission_of(accepted, request.parameters, prompt, model.info)
         asked = request.merge or request.adapter
         link.submit(Entry(ask, admission, generation, asked, request.token, wait=wait))
         return generation
-
-
-def _name(request: TextRequest, adapter: AdapterFacts) -> str:
-    if request.merge is not None:
-        return adapter.reference
-    return request.adapter if adapter.digest else ""

@@ -148,7 +148,7 @@ class FakeRouter:
         self.changed = asyncio.Condition()
         self._adapters = {"loud": entry("loud", "org/loud"), "org/a": entry("org/a", "org/a")}
 
-    def check_room(self) -> None:
+    def check_room(self, key: str | None = None) -> None:
         if self.full is not None:
             raise self.full
 
