@@ -509,6 +509,7 @@ async def test_who_only_waited_on_shards_that_went_away_is_not_blamed(start_worl
     (shard,) = world.waited_for_at(waiting)
     for generation in running:
         await generation.aclose()
+    await shard.until(lambda s: bool(s.cancels))
     shard.step(len(running) + 2)
 
     assert await rest_of(waiting) == word((1, 2, 3), 1)
