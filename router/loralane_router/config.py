@@ -6,9 +6,8 @@ from typing import Final, Literal
 from loralane_router.weights import Weights
 
 _PORTS: Final = range(65536)
-
-
 _DNS: Final = "dns:"
+_UNIX: Final = "unix:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,10 @@ def dns_name(address: str) -> tuple[str, int] | None:
 def _check_address(address: str) -> None:
     is_dns = address.startswith(_DNS)
     host, _, port = address.removeprefix(_DNS).rpartition(":")
-    is_port = port.isdecimal() and int(port) in _PORTS
-    if is_dns and not (host and is_port):
+    # A slash is in paths and in URLs, such as http://HOST:PORT.
+    is_place = bool(host) and "/" not in host and port.isdecimal() and int(port) in _PORTS
+    is_path = address.startswith(_UNIX) and address != _UNIX
+    if is_dns and not is_place:
         raise ValueError(f"shards that a name has are named dns:NAME:PORT, not {address!r}")
-    if not host or not (is_port or host == "unix"):
+    if not (is_place or is_path):
         raise ValueError(f"a shard's address is HOST:PORT or unix:PATH, not {address!r}")

@@ -8,7 +8,7 @@ requests waiting and running, KV cache, `lora_requests_info` (adapters at work) 
 `lora_adapter_loaded` (adapters in memory, `level` gpu = its lanes are on the device).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -174,11 +174,15 @@ def _adapters(
     )
     yield _gauge("vllm:max_gpu_lora_adapters", "Adapters that fit there", model, most)
     on_device = chain.from_iterable(shard.on_device for shard in live)
-    yield _loaded(chain(on_device, *(shard.on_host for shard in live)))
+    pinned = {facts.digest for facts in resident if facts.pinned}
+    yield _loaded(chain(on_device, *(shard.on_host for shard in live)), pinned)
 
 
-def _loaded(held: Iterable[tuple[str, AdapterFacts]]) -> Metric:
-    """One series a name: where two adapters had it, the first is meant."""
+def _loaded(held: Iterable[tuple[str, AdapterFacts]], pinned: Set[str]) -> Metric:
+    """One series a name: where two adapters had it, the first is meant.
+
+    `pinned`: the digests of those that are pinned on any shard.
+    """
     text = "Adapters in memory; gpu = on the device"
     family = GaugeMetricFamily(
         "vllm:lora_adapter_loaded", text, labels=["adapter_name", "level", "pinned"]
@@ -189,7 +193,7 @@ def _loaded(held: Iterable[tuple[str, AdapterFacts]]) -> Metric:
         if left < 0:
             break
         if name not in written:
-            family.add_metric([name, _LEVELS[facts.tier], str(facts.pinned).lower()], 1)
+            family.add_metric([name, _LEVELS[facts.tier], str(facts.digest in pinned).lower()], 1)
             written.add(name)
     return family
 

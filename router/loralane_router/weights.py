@@ -59,8 +59,8 @@ class Weights:
         """Check what a file of weights says. Raises WeightsError."""
         if not isinstance(document, dict):
             raise WeightsError('weights must be an object with "adapters" and "keys"')
-        if unknown := sorted(document.keys() - set(_FIELDS)):
-            raise WeightsError(f"weights has no field {unknown[0]!r}; it has {_FIELDS}")
+        if document.keys() - set(_FIELDS):  # not named: it may be a key that is one level too high
+            raise WeightsError('weights has a field other than "adapters" and "keys"')
         adapters, keys = (_entries(document, name) for name in _FIELDS)
         checked = {name: _weight(value, f"adapter {name!r}") for name, value in adapters.items()}
         salt = _salt()
@@ -104,6 +104,8 @@ def _entries(document: dict[str, object], name: str) -> dict[str, object]:
 def _weight(value: object, of_whom: str) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not _LEAST <= value <= _MOST:  # type: ignore[operator]
+        # A text may be a key that changed places with its weight.
+        found = value if is_number else f"a {type(value).__name__}"
         limits = f"a number from {_LEAST} to {_MOST}"
-        raise WeightsError(f"the weight of {of_whom} must be {limits}, not {value!r}")
+        raise WeightsError(f"the weight of {of_whom} must be {limits}, not {found}")
     return float(value)  # type: ignore[arg-type]

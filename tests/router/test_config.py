@@ -9,7 +9,8 @@ def test_defaults_are_valid():
 
 
 @pytest.mark.parametrize(
-    "shards", [("a:1", "b:2"), ("dns:shards.internal:8101",), ("unix:/run/a", "[::1]:1")]
+    "shards",
+    [("a:1", "b:2"), ("dns:shards.internal:8101",), ("unix:/run/a", "unix:/run/b:1", "[::1]:1")],
 )
 def test_shards_are_named_one_by_one_or_all_at_once(shards):
     assert RouterConfig(shards=shards).shards == shards
@@ -24,6 +25,8 @@ def test_shards_are_named_one_by_one_or_all_at_once(shards):
         ({"shards": ("dns::8101",)}, "dns:NAME:PORT"),
         ({"shards": ("localhost",)}, "HOST:PORT"),
         ({"shards": ("localhost:70000",)}, "HOST:PORT"),
+        ({"shards": ("http://localhost:8101",)}, "HOST:PORT"),
+        ({"shards": ("unix:",)}, "unix:PATH"),
         ({"port": -1}, "port"),
         ({"grpc_port": 65536}, "grpc_port"),
         ({"log_format": "xml"}, "log_format"),

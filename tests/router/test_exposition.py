@@ -79,6 +79,15 @@ def test_adapters_in_memory_have_their_level_and_pin():
     assert samples(shown, "vllm:max_gpu_lora_adapters") == [(base, 4)]
 
 
+def test_what_is_pinned_on_one_shard_is_pinned():
+    here = shard(on_device=[("x", AdapterFacts("d", tier="device"))])
+    there = shard(on_device=[("x", AdapterFacts("d", tier="device", pinned=True))])
+
+    found = samples(snapshot(here, there), "vllm:lora_adapter_loaded")
+
+    assert found == [({"adapter_name": "x", "level": "gpu", "pinned": "true"}, 1)]
+
+
 def test_a_name_that_two_adapters_had_is_the_latest_ones():
     on_device = [("x", AdapterFacts("new", tier="device"))]
     on_host = [("x", AdapterFacts("old", tier="host"))]

@@ -35,7 +35,8 @@ def test_two_processes_know_a_key_by_different_flows():
     ("document", "named"),
     [
         ([], "must be an object"),
-        ({"adaptors": {}}, "'adaptors'"),
+        ({"adaptors": {}}, '"adapters" and "keys"'),
+        ({"sk-secret": 2}, '"adapters" and "keys"'),
         ({"adapters": ["a"]}, "'adapters' must be an object"),
         ({"adapters": {"a": 1, "b": 0}}, "adapter 'b'"),
         ({"adapters": {"a": -1}}, "adapter 'a'"),
@@ -44,6 +45,7 @@ def test_two_processes_know_a_key_by_different_flows():
         ({"adapters": {"a": float("nan")}}, "adapter 'a'"),
         ({"adapters": {"a": 10**400}}, "adapter 'a'"),
         ({"keys": {"sk-secret": 1, "sk-other": None}}, "key number 2"),
+        ({"keys": {"gold": "sk-secret"}}, "key number 1"),
         ({"keys": {"": 1}}, "key number 1 is empty"),
     ],
 )
