@@ -20,8 +20,10 @@ from loralane_server.adapters.formats.headers import (
 )
 from loralane_server.errors import AdapterCorrupt, AdapterNotFound, SourceUnavailable
 
-#: size, mtime in ns and inode: changes whenever the file is replaced or rewritten.
-StatIdentity = tuple[int, int, int]
+#: size, mtime and ctime in ns, and inode: changes whenever the file is replaced or rewritten. Only
+#: ctime cannot be set: `cp -p` and archives bring an older mtime along, and a file that takes the
+#: place of a deleted one often gets its inode.
+StatIdentity = tuple[int, int, int, int]
 
 _CHUNK: Final = 1 << 30
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
@@ -129,4 +131,4 @@ def read_into(descriptor: int, buffer: bytearray | memoryview, offset: int, name
 
 def identity_of_open(status: os.stat_result) -> StatIdentity:
     """What names the bytes of a file that is open, from its status."""
-    return status.st_size, status.st_mtime_ns, status.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino

@@ -66,7 +66,7 @@ class _Opener:
 
 
 class LocalSource:
-    """Finds adapters in folders. Its identity for a file is size, mtime (ns) and inode."""
+    """Finds adapters in folders. Its identity for a file is its `StatIdentity`."""
 
     def __init__(self, reads: Reads) -> None:
         self._reads = reads

@@ -147,6 +147,26 @@ def test_a_folder_that_changed_is_another_adapter(
     assert store.summary(before.digest) is before
 
 
+def test_files_rewritten_in_place_with_the_times_they_had_are_another_adapter(
+    store: AdapterStore, tmp_path: Path
+) -> None:
+    """As `cp -p` does it: sizes, mtimes and inodes are those of before."""
+    weights = write(tmp_path / "a", adapter_files()) / "adapter_model.safetensors"
+    resolved = store.resolve("a").result().digest
+    before = weights.stat()
+
+    with weights.open("r+b") as file:
+        file.write(adapter_files(lora(seed=2))[weights.name])
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    while weights.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of files ticks slowly
+        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    after = weights.stat()
+    same = (before.st_size, before.st_mtime_ns, before.st_ino)
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == same
+    assert store.resolve("a").result().digest != resolved
+
+
 def test_a_folder_deleted_after_its_load_still_answers_from_memory(
     store: AdapterStore, tmp_path: Path
 ) -> None:
