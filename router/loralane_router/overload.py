@@ -15,6 +15,12 @@ taken, and the newest of the flow that has most beyond its own is refused in its
 waited least. Two flows cannot push each other out in turn, since who takes a place is within its
 share with it, and only who is beyond its own yields one.
 
+Who yields is refused late, after it has waited. So a flow yields only if it has more than chance
+gives it: with many clients alike, flows are beyond their shares by turns. Simulated at ten times
+what can be done, eight equal flows in 16 places: 2 % of the refusals are late, 9 % without this
+rule. Where one of them sends ten times its share, the others get all that they ask for (59 % where
+a full queue refuses every request alike).
+
 The flow of most requests is their adapter, which is named in the body. So while some flow has more
 than one request in a full queue, bodies are decoded before they are refused. That costs little
 beside the HTTP around it, even if nine in ten are a flood's; their prompts are not tokenized and
@@ -34,6 +40,9 @@ from loralane_router.errors import RequestError
 _SOONEST_S, _LATEST_S = 1.0, 60.0
 #: Seconds over which the rate is averaged: a few answers' time.
 _MEMORY_S: Final = 30.0
+#: Standard deviations of a number of arrivals that chance makes of a share. Where that is more than
+#: the share itself, twice the share is a flood.
+_CHANCE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +108,19 @@ def most_beyond(
     It keeps its share, rounded down, and one request at least. everybody, weight: as for `is_owed`.
     """
     spare = {
-        name: min(math.ceil(flow.requests - everybody * flow.weight / weight), flow.requests - 1)
+        name: _spare(flow.requests, everybody * flow.weight / weight)
         for name, flow in flows.items()
     }
     most = max(spare, key=spare.__getitem__, default=None)
     return (most, spare[most]) if most is not None and spare[most] > 0 else None
+
+
+def _spare(requests: int, share: float) -> int:
+    """Return how many requests may yield of a flow with such a share."""
+    beyond = requests - share
+    if beyond < min(share, _CHANCE * math.sqrt(share)):
+        return 0
+    return min(math.ceil(beyond), requests - 1)
 
 
 class DrainRate:
