@@ -45,7 +45,7 @@ class Administration:
         """Give `reference` a name and make it resident on one shard."""
         names = self._fleet.names
         names.check_alias(name)
-        link = self._fleet.placing.choose(reference)
+        link = (await self._fleet.placing.place(reference, token)).link
         shard = link.shard
         facts = await link.resolve_and(reference, token, lambda digest: shard.load(digest, ttl_s))
         if name != reference:
@@ -93,7 +93,7 @@ class Administration:
         if there or len(found) == 1:
             done = [await _pinned(link, facts, pinned) for link, facts in there or found]
             return self._entry(name, merged(done))
-        link = self._fleet.placing.choose(name)
+        link = (await self._fleet.placing.place(name, None)).link
         shard = link.shard
         facts = await link.resolve_and(name, None, lambda digest: shard.pin(digest, pinned))
         return self._entry(name, facts)

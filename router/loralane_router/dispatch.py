@@ -122,6 +122,10 @@ class Dispatcher:
         """Return `Ask.pages` for so many tokens. Raises RequestError as `Ledger` does."""
         return self._connected().needed_pages(prompt, max_tokens, adapter)
 
+    def check_lanes(self, adapter: AdapterFacts) -> None:
+        """Raise RequestError if an adapter has no place here, as `Ledger` does."""
+        self._connected().check_lanes(adapter)
+
     def submit(self, entry: Entry) -> None:
         """Put a request that was just accepted in its adapter's queue."""
         self._metrics.usage.begin(entry.ask.digest, entry.generation.adapter)

@@ -70,14 +70,18 @@ class Ledger:
                 f"the shard has {capacity.pages_total}; lower max_tokens or shorten the prompt",
                 param="max_tokens",
             )
-        lanes = adapter.lanes
-        if lanes > capacity.lanes_total:
+        self.check_lanes(adapter)
+        return min(pages, self.pages(prompt) + HEADROOM_PAGES)
+
+    def check_lanes(self, adapter: AdapterFacts) -> None:
+        """Raise RequestError if the shard could not hold an adapter's lanes even if no row ran."""
+        lanes, total = adapter.lanes, self._capacity.lanes_total
+        if lanes > total:
             raise RequestError(
                 pb.ERROR_KIND_TOO_LARGE,
-                f"the adapter takes {lanes} lanes and the shard has {capacity.lanes_total}",
+                f"the adapter takes {lanes} lanes and the shard has {total}",
             )
         self.check_pins(adapter.digest, lanes)
-        return min(pages, self.pages(prompt) + HEADROOM_PAGES)
 
     def check_pins(self, digest: str, lanes: int) -> None:
         """Raise RequestError if an adapter can have no lanes before another is unpinned."""

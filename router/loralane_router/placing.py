@@ -21,6 +21,11 @@ from loralane_router.shards import unavailable
 
 #: Lanes of an adapter of which nothing is known yet: the smallest that there are.
 _UNKNOWN_LANES: Final = 8
+#: What is true of one shard alone: it or its source cannot be reached, pinned adapters hold its
+#: lanes, it has too few. All else is true of the request.
+_MAY_WORK_ELSEWHERE: Final = frozenset(
+    {pb.ERROR_KIND_UNAVAILABLE, pb.ERROR_KIND_OVERLOADED, pb.ERROR_KIND_TOO_LARGE}
+)
 
 
 class Shards(Protocol):
@@ -106,7 +111,7 @@ class Placing:
         avoid: frozenset[str] = frozenset(),
         tokens: int = 0,
     ) -> Placement:
-        """Choose a shard and resolve the adapter there; another one if it went meanwhile.
+        """Choose a shard and resolve the adapter there; another one if it has no place for it.
 
         The caller submits the request without waiting for anything else. Raises RequestError: what
         resolving says, or 503 if no shard is left.
@@ -118,13 +123,13 @@ class Placing:
                 with link.outlook.expecting(asked, need):
                     adapter = await link.resolve(asked, token)
                 if link.ready:
+                    link.dispatcher.check_lanes(adapter)
                     return Placement(link, adapter)
                 error = unavailable("the shard went away; try again")
             except RequestError as failed:
                 error = failed
-            # Its source cannot be reached, or the shard, whose connection is about to break.
             avoid |= {link.address}
-            if error.kind != pb.ERROR_KIND_UNAVAILABLE or not self._others(avoid):
+            if error.kind not in _MAY_WORK_ELSEWHERE or not self._others(asked, avoid):
                 raise error
 
     async def place_in_time(
@@ -154,19 +159,18 @@ class Placing:
 
     def _able(self, asked: str | Merge) -> list[Link]:
         """Return the shards that can know a name. Raises RequestError (503) if there is none."""
-        links = self._shards.connected()
-        names = [name for name, _ in asked.members] if isinstance(asked, Merge) else [asked]
-        able = [
-            link
-            for link in links
-            if all(self._shards.names.means_the_same(name, link.address) for name in names)
-        ]
+        able = [link for link in self._shards.connected() if self._is_able(link, asked)]
         if not able:
             raise unavailable("no shard that was given this alias is connected; try again later")
         return able
 
-    def _others(self, avoid: frozenset[str]) -> bool:
-        return any(link.address not in avoid for link in self._shards.ready_links)
+    def _is_able(self, link: Link, asked: str | Merge) -> bool:
+        names = [name for name, _ in asked.members] if isinstance(asked, Merge) else [asked]
+        return all(self._shards.names.means_the_same(name, link.address) for name in names)
+
+    def _others(self, asked: str | Merge, avoid: frozenset[str]) -> bool:
+        others = (link for link in self._shards.ready_links if link.address not in avoid)
+        return any(self._is_able(link, asked) for link in others)
 
 
 def _called(asked: str | Merge) -> str:
