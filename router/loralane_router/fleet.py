@@ -128,6 +128,7 @@ class Fleet:
                 del self._links[link.address]
                 self.names.disconnect(link.address)
                 await link.connection.close()
+                self._model.let_go(link.address)
 
     async def changes(self) -> AsyncIterator[bool]:
         """Yield `ready`: now, and after every change."""

@@ -72,14 +72,18 @@ class Model:
 class CommonModel:
     """The one model of a router: what the first of its connected shards serves.
 
-    Others serve the same or do not join. Once all have left, whoever comes next says what it is.
-    Owned by the fleet, on the router's event loop.
+    Others serve the same or do not join. Once all have left, one of those that have served it may
+    come back with another; a shard that never did may not take over while any of them is known, or
+    clients that ask for the base would be answered by another model. Owned by the fleet, on the
+    router's event loop.
     """
 
     def __init__(self) -> None:
         self._model: Model | None = None
         #: Addresses of connected shards.
         self._members: set[str] = set()
+        #: Addresses of shards that have served this model and have not been let go.
+        self._known: set[str] = set()
 
     @property
     def model(self) -> Model:
@@ -98,28 +102,40 @@ class CommonModel:
 
         Raises OtherModel, or RequestError where the tokenizer cannot be had or is none.
         """
-        if not self._members:
+        if self._may_say(address):
             made = await asyncio.to_thread(Model, reply, await files())
-            if not self._members:  # nobody else came first meanwhile
+            if self._may_say(address):  # nobody else came first meanwhile
                 self._model = made
+                self._known.clear()
         ours, theirs = self.model.info.identity, _info_of(reply).identity
         differ = [name for name in ours if ours[name] != theirs[name]]
         if differ:
             found = ", ".join(f"{name} {theirs[name]!r} is not {ours[name]!r}" for name in differ)
             raise OtherModel(
                 pb.ERROR_KIND_UNAVAILABLE,
-                f"it serves another model than this router's other shards and is not used: {found}",
+                f"it serves another model than this router and is not used: {found}",
             )
         self._members.add(address)
+        self._known.add(address)
 
     def leave(self, address: str) -> None:
         """Take over that a shard is no longer connected."""
         self._members.discard(address)
 
+    def let_go(self, address: str) -> None:
+        """Take over that a shard is gone for good."""
+        self.leave(address)
+        self._known.discard(address)
+
     def check(self, serving: Iterable[str]) -> None:
         """Assert that the shards that serve have joined, and serve a model that is known."""
         assert self._members.issuperset(serving)
+        assert self._known.issuperset(self._members)
         assert self._model is not None or not self._members
+
+    def _may_say(self, address: str) -> bool:
+        """Whether this shard says what the model is."""
+        return not self._members and (not self._known or address in self._known)
 
 
 def _info_of(reply: pb.InfoReply) -> ModelInfo:

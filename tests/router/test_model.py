@@ -59,14 +59,35 @@ async def test_a_shard_that_differs_is_told_in_what(change, words):
     assert common.model.info.max_model_len == 64
 
 
-async def test_who_was_refused_may_say_what_the_model_is_once_the_others_have_left():
+async def test_who_was_refused_does_not_take_over_while_the_others_are_only_away():
+    common = CommonModel()
+    await common.join("a", served(), files)
+    common.leave("a")
+
+    with pytest.raises(OtherModel):
+        await common.join("b", served(max_model_len=32), files)
+
+    await common.join("a", served(), files)
+    assert common.model.info.max_model_len == 64
+
+
+async def test_a_shard_may_come_back_with_another_model_when_no_other_is_connected():
+    common = CommonModel()
+    await common.join("a", served(), files)
+    common.leave("a")
+
+    await common.join("a", served(max_model_len=32), files)
+
+    assert common.model.info.max_model_len == 32
+
+
+async def test_who_was_refused_may_say_what_the_model_is_once_the_others_are_gone_for_good():
     common = CommonModel()
     await common.join("a", served(), files)
     with pytest.raises(OtherModel):
         await common.join("b", served(max_model_len=32), files)
 
-    common.leave("b")
-    common.leave("a")
+    common.let_go("a")
     await common.join("b", served(max_model_len=32), files)
 
     assert common.model.info.max_model_len == 32
