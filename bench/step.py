@@ -21,10 +21,10 @@ import torch
 from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.cpu import CpuBatch, CpuDevice
 from loralane_server.device.seam import Sampling, Span, StepInput, StepOutput, TargetTensors
+from loralane_server.kv.pages import PAGE_TOKENS, pages_for
 from loralane_server.model.decoder import Decoder
 from loralane_server.model.spec import ModelSpec, read_model_spec
 from loralane_server.model.weights import load_decoder
-from loralane_server.pages import PAGE_TOKENS, pages_for
 from torch.profiler import ProfilerActivity, profile
 
 from bench.model import DEFAULT_FOLDER, make, rank_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from loralane_router.fairness import FairShares
+from loralane_router.queueing.fairness import FairShares
 
 from bench.figures import percentile
 from bench.sim.costs import Costs

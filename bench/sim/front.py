@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from loralane_proto import shard_pb2 as pb
-from loralane_router.admission import Ask, admit
-from loralane_router.fairness import FairShares
-from loralane_router.ledger import Ledger
-from loralane_router.load import Load, load_of
-from loralane_router.queues import Queues
-from loralane_router.routing import ShardView
+from loralane_router.fleet.load import Load, load_of
+from loralane_router.fleet.routing import ShardView
+from loralane_router.queueing.admission import Ask, admit
+from loralane_router.queueing.fairness import FairShares
+from loralane_router.queueing.ledger import Ledger
+from loralane_router.queueing.queues import Queues
 
 from bench.sim.costs import Costs
 from bench.sim.events import Events

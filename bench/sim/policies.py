@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, TypeAlias
 
-from loralane_router.routing import Need, choose
+from loralane_router.fleet.routing import Need, choose
 
 from bench.sim.front import Front
 from bench.sim.shard import Row

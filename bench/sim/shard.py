@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from loralane_server.planner import plan_step
+from loralane_server.scheduling.planner import plan_step
 
 from bench.sim.costs import Costs
 from bench.sim.events import Events

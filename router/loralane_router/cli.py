@@ -16,8 +16,8 @@ from typing import Final
 
 from loralane_router import logs
 from loralane_router.config import RouterConfig
+from loralane_router.queueing.weights import Weights
 from loralane_router.serve import CannotStart, run
-from loralane_router.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

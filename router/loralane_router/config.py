@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from loralane_router.weights import Weights
+from loralane_router.queueing.weights import Weights
 
 _PORTS: Final = range(65536)
 _DNS: Final = "dns:"

@@ -12,6 +12,7 @@ from loralane_proto import inference_pb2 as pb
 from loralane_proto import inference_pb2_grpc, shard_pb2
 
 from loralane_router.errors import RequestError, invalid
+from loralane_router.fleet.shards import ERROR_TRAILER
 from loralane_router.requests import (
     AdapterWaitPolicy,
     Delta,
@@ -22,7 +23,6 @@ from loralane_router.requests import (
     bearer_key,
 )
 from loralane_router.router import Generation, Router
-from loralane_router.shards import ERROR_TRAILER
 
 _SURFACE: Final = "grpc"
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Inference"].full_name

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from loralane_proto import shard_pb2 as pb
 
 from loralane_router.errors import RequestError
+from loralane_router.fleet.shards import unavailable
 from loralane_router.requests import Message, TextRequest
-from loralane_router.shards import unavailable
-from loralane_router.templates import ChatTemplate
-from loralane_router.tokens import Codec
+from loralane_router.text.templates import ChatTemplate
+from loralane_router.text.tokens import Codec
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import Final
 from loralane_proto import shard_pb2 as pb
 
 from loralane_router.errors import invalid
-from loralane_router.generation import Accepted
 from loralane_router.model import ModelInfo
 from loralane_router.requests import Parameters, TextRequest
+from loralane_router.text.generation import Accepted
 
 #: Priorities are this far from 0 at most.
 MOST_PRIORITY: Final = 1_000_000

@@ -5,23 +5,23 @@ import time
 from collections.abc import AsyncIterator
 from itertools import count
 
-from loralane_router.administration import Administration
-from loralane_router.admission import Ask
+from loralane_router.adapters.administration import Administration
+from loralane_router.adapters.facts import AdapterEntry, AdapterFacts, Page
 from loralane_router.config import RouterConfig
-from loralane_router.deadlines import wait_of
-from loralane_router.door import Door, called
-from loralane_router.entry import Entry
-from loralane_router.exposition import Exposition
-from loralane_router.facts import AdapterEntry, AdapterFacts, Page
-from loralane_router.fleet import Fleet
-from loralane_router.generation import Accepted, Generation
-from loralane_router.metrics import Metrics
+from loralane_router.fleet.fleet import Fleet
+from loralane_router.fleet.placing import Placement
+from loralane_router.fleet.shards import unavailable
+from loralane_router.metrics.counters import Metrics
+from loralane_router.metrics.exposition import Exposition
+from loralane_router.metrics.snapshots import Snapshot, summed
 from loralane_router.model import Model, ModelInfo
 from loralane_router.parameters import admission_of, check, check_waiting, fit
-from loralane_router.placing import Placement
+from loralane_router.queueing.admission import Ask
+from loralane_router.queueing.deadlines import wait_of
+from loralane_router.queueing.door import Door, called
+from loralane_router.queueing.entry import Entry
 from loralane_router.requests import TextRequest
-from loralane_router.shards import unavailable
-from loralane_router.snapshots import Snapshot, summed
+from loralane_router.text.generation import Accepted, Generation
 
 __all__ = ["AdapterEntry", "Generation", "ModelInfo", "Page", "Router"]
 

@@ -21,11 +21,11 @@ from loralane_server.device.cpu import CpuDevice
 from loralane_server.device.threads import use_threads
 from loralane_server.engine import Engine
 from loralane_server.errors import ModelUnsupported
+from loralane_server.kv.pages import PAGE_TOKENS, PageTable, pages_for
 from loralane_server.limits import Limits
 from loralane_server.model.base_weights import BaseWeights
 from loralane_server.model.spec import ModelSpec, read_model_spec
 from loralane_server.model.weights import has_bias, load_decoder
-from loralane_server.pages import PAGE_TOKENS, PageTable, pages_for
 from loralane_server.service import ShardFacts
 
 log = logging.getLogger(__name__)

@@ -19,14 +19,14 @@ from loralane_server.device.seam import BatchT, Device
 from loralane_server.device.threads import use_threads
 from loralane_server.errors import ShardError
 from loralane_server.inbox import Inbox, promise
+from loralane_server.kv.pages import PageTable
 from loralane_server.limits import Limits
 from loralane_server.loop import StepLoop
 from loralane_server.model.decoder import Decoder
-from loralane_server.pages import PageTable
 from loralane_server.residency import Freed
 from loralane_server.rows import Admission, Capacity, Sink
+from loralane_server.scheduling.waves import Progress
 from loralane_server.usage import LoadTimes, UsageBook
-from loralane_server.waves import Progress
 
 log = logging.getLogger(__name__)
 

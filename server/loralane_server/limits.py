@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from loralane_server.errors import InvalidRequest, Overloaded
-from loralane_server.pages import pages_for
+from loralane_server.kv.pages import pages_for
 from loralane_server.rows import Admission
 
 

@@ -16,18 +16,18 @@ from loralane_server.adapters.pool import AdapterPool
 from loralane_server.adapters.store.store import AdapterStore
 from loralane_server.device.seam import BatchT, Device, StepOutput
 from loralane_server.errors import ShardError
+from loralane_server.kv.pages import PageTable
+from loralane_server.kv.row_pages import RowPages
 from loralane_server.limits import Limits
 from loralane_server.listeners import Listeners
 from loralane_server.model.decoder import Decoder
-from loralane_server.pages import PageTable
-from loralane_server.rates import Rates
 from loralane_server.residency import ResidencyManager
-from loralane_server.row_pages import RowPages
 from loralane_server.rows import Admission, Capacity, Finish, Row, RowEvent, Sink
-from loralane_server.schedule import Schedule
+from loralane_server.scheduling.rates import Rates
+from loralane_server.scheduling.schedule import Schedule
+from loralane_server.scheduling.waves import Progress, Waves
 from loralane_server.steps import Part, build_step, in_step_order, read_token
 from loralane_server.usage import UsageBook
-from loralane_server.waves import Progress, Waves
 
 #: With nothing to compute but waves, layers that come this fast are gathered first: the thread that
 #: reads them would only take turns with the step for the same cores.

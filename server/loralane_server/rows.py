@@ -9,7 +9,7 @@ import numpy as np
 
 from loralane_server.device.seam import Int32, Sampling, Span
 from loralane_server.errors import ShardError
-from loralane_server.prefix_cache import Chain
+from loralane_server.kv.prefix_cache import Chain
 
 #: Where an adapter's tensors are, as far as the engine knows: in the pool, in the host cache, in
 #: files.

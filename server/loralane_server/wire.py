@@ -6,7 +6,7 @@ from loralane_server.adapters.merging.merging import Recipe, recipe_of
 from loralane_server.adapters.pool import lanes_for
 from loralane_server.adapters.store.entries import AdapterSummary
 from loralane_server.device.seam import Sampling
-from loralane_server.pages import PAGE_TOKENS
+from loralane_server.kv.pages import PAGE_TOKENS
 from loralane_server.rows import Admission, Capacity, Finish, Residency, RowEvent, StepEvent
 from loralane_server.usage import LoadTimes
 

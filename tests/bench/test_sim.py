@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from loralane_router import admission, fairness, ledger, load, queues, routing
-from loralane_server import planner
+from loralane_router.fleet import load, routing
+from loralane_router.queueing import admission, fairness, ledger, queues
+from loralane_server.scheduling import planner
 
 from bench.plots import LARGEST, latency_against_load
 from bench.sim import front, policies, shard

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from loralane_proto import shard_pb2 as pb
-from loralane_router.admission import Ask, admit
-from loralane_router.facts import AdapterFacts
-from loralane_router.fairness import FairShares
-from loralane_router.ledger import HEADROOM_PAGES, Ledger
-from loralane_router.queues import Queues
-from loralane_router.weights import Weights
+from loralane_router.adapters.facts import AdapterFacts
+from loralane_router.queueing.admission import Ask, admit
+from loralane_router.queueing.fairness import FairShares
+from loralane_router.queueing.ledger import HEADROOM_PAGES, Ledger
+from loralane_router.queueing.queues import Queues
+from loralane_router.queueing.weights import Weights
 
 PAGE_TOKENS = 4
 LANES = 8

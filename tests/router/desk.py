@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 from loralane_proto import shard_pb2 as pb
-from loralane_router.admission import Ask
-from loralane_router.deadlines import AdapterWait
-from loralane_router.dispatch import Dispatcher
-from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
-from loralane_router.generation import Accepted, Generation
-from loralane_router.metrics import Metrics
+from loralane_router.metrics.counters import Metrics
 from loralane_router.model import Model
+from loralane_router.queueing.admission import Ask
+from loralane_router.queueing.deadlines import AdapterWait
+from loralane_router.queueing.dispatch import Dispatcher
+from loralane_router.queueing.entry import Entry
+from loralane_router.text.generation import Accepted, Generation
 
 from tests.router.conftest import tokenizer_files
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import pytest
 from loralane_proto import shard_pb2 as pb
-from loralane_router.admission import Ask
-from loralane_router.deadlines import AdapterWait
-from loralane_router.dispatch import Dispatcher
-from loralane_router.entry import Entry
 from loralane_router.errors import RequestError
-from loralane_router.generation import Accepted, Generation
-from loralane_router.metrics import Metrics
+from loralane_router.metrics.counters import Metrics
+from loralane_router.queueing.admission import Ask
+from loralane_router.queueing.deadlines import AdapterWait
+from loralane_router.queueing.dispatch import Dispatcher
+from loralane_router.queueing.entry import Entry
 from loralane_router.requests import Parameters, TextRequest
+from loralane_router.text.generation import Accepted, Generation
 
 from tests.router.conftest import FakeAdapter, FakeShard
 from tests.router.desk import CODEC, LANES, Desk, HandCranked, cancelled, desks, token

@@ -16,12 +16,12 @@ from loralane_server.device.cpu import CpuBatch, CpuDevice
 from loralane_server.device.seam import StepInput, TargetTensors
 from loralane_server.engine import Engine
 from loralane_server.errors import ShardError
+from loralane_server.kv.pages import PAGE_TOKENS, PageTable
 from loralane_server.limits import Limits
 from loralane_server.model.base_weights import BaseWeights
 from loralane_server.model.spec import read_model_spec
 from loralane_server.model.weights import load_decoder
-from loralane_server.pages import PAGE_TOKENS, PageTable
-from loralane_server.waves import Progress
+from loralane_server.scheduling.waves import Progress
 
 from tests.server.conftest import Listener
 

@@ -20,9 +20,9 @@ from loralane_server.adapters.store.entries import AdapterSummary
 from loralane_server.device.seam import ENDS, Span, StepInput, StepOutput
 from loralane_server.errors import AdapterNotFound, ShardError
 from loralane_server.inbox import promise
+from loralane_server.kv.pages import PAGE_TOKENS, PageTable
 from loralane_server.limits import Limits
 from loralane_server.loop import StepLoop
-from loralane_server.pages import PAGE_TOKENS, PageTable
 from loralane_server.rows import RowEvent, StepEvent
 from loralane_server.usage import UsageBook
 

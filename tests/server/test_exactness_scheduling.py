@@ -16,7 +16,7 @@ import pytest
 import torch
 from loralane_server.config import ShardConfig
 from loralane_server.device.seam import Sampling
-from loralane_server.pages import PAGE_TOKENS
+from loralane_server.kv.pages import PAGE_TOKENS
 from loralane_server.rows import Admission
 from loralane_server.sampling import choose
 from peft import PeftModel

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from loralane_router.adapters.facts import AdapterEntry, AdapterFacts, AtShard
 from loralane_router.errors import RequestError, invalid
-from loralane_router.facts import AdapterEntry, AdapterFacts, AtShard
 from loralane_router.gateway import fields
 from loralane_router.gateway.bodies import hub_key, parse, read_json
 from loralane_router.gateway.failures import Failure

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from loralane_router.adapters.facts import AdapterEntry
 from loralane_router.errors import RequestError
-from loralane_router.facts import AdapterEntry
 from loralane_router.gateway.pages import page_of
 from loralane_router.router import Router
 

@@ -14,12 +14,12 @@ import httpx
 import pytest
 import uvicorn
 from loralane_proto import shard_pb2 as pb
+from loralane_router.adapters.facts import AdapterEntry, AdapterFacts, LoadTimes, Page
 from loralane_router.config import RouterConfig
 from loralane_router.errors import RequestError, invalid
-from loralane_router.facts import AdapterEntry, AdapterFacts, LoadTimes, Page
 from loralane_router.gateway.app import create_app
 from loralane_router.gateway.limits import Limits
-from loralane_router.metrics import Metrics
+from loralane_router.metrics.counters import Metrics
 from loralane_router.requests import Delta, OutToken, TextRequest
 from loralane_router.router import ModelInfo
 from starlette.types import ASGIApp, Receive, Scope, Send

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from loralane_router.facts import AtShard
+from loralane_router.adapters.facts import AtShard
 
 
 async def test_models_are_the_base_and_the_adapters_with_parent_and_root(http):

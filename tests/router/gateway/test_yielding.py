@@ -9,8 +9,8 @@ import pytest
 from loralane_router.config import RouterConfig
 from loralane_router.gateway.app import create_app
 from loralane_router.gateway.limits import Limits
+from loralane_router.queueing.weights import Weights
 from loralane_router.router import Router
-from loralane_router.weights import Weights
 
 from tests.router.conftest import FakeAdapter, FakeShard
 from tests.router.gateway.conftest import serving

@@ -1,0 +1,1 @@
+"""What users call adapters, and what is known of them on each shard."""

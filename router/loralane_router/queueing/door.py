@@ -1,0 +1,129 @@
+"""Who comes in: the bound on what waits at all shards of a router, and who yields when it is full.
+
+What is decided is in `overload`; here is what it is decided from, and what follows from it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from loralane_router.adapters.facts import AdapterFacts
+from loralane_router.config import RouterConfig
+from loralane_router.errors import RequestError
+from loralane_router.fleet.fleet import Fleet
+from loralane_router.queueing.overload import Backlog, refusal
+from loralane_router.requests import TextRequest
+
+#: The flow of requests for adapters that were never resolved. No digest and no key's flow is this.
+_NOT_SEEN_YET: Final = "not seen yet"
+
+
+@dataclass(slots=True)
+class Coming:
+    """One request that is being opened."""
+
+    #: As far as it is known.
+    flow: str
+    #: Of its prompt, once that is known.
+    tokens: int = 0
+    #: Whether others must yield before it may wait.
+    needs_place: bool = False
+
+
+class Door:
+    """Owned by the router, on its event loop."""
+
+    def __init__(self, fleet: Fleet, config: RouterConfig) -> None:
+        self._fleet = fleet
+        self._max_requests = config.max_queue
+        self._max_tokens = config.max_queue_tokens
+        #: Of the prompts of requests that are being opened, as far as they are known.
+        self._tokens = 0
+
+    def knock(self, key: str | None) -> None:
+        """Raise RequestError (429) if a request with this API key will not come in.
+
+        All that is known of it before its body is decoded, and cheap.
+        """
+        crowd, flow = self._fleet.crowd, self._fleet.shares.key_flow(key)
+        if (error := self._refusal()) is None:
+            return
+        if not (crowd.may_yield if flow is None else crowd.owes(flow)):
+            raise error
+
+    @contextmanager
+    def coming(self, request: TextRequest) -> Iterator[Coming]:
+        """Count a request while it is being opened. Raises RequestError (429) if it may not be."""
+        coming = Coming(self._flow_so_far(request))
+        self._may_come(coming.flow)
+        with self._fleet.crowd.expecting(coming.flow):
+            try:
+                yield coming
+            finally:
+                self._tokens -= coming.tokens
+
+    def note_prompt(self, coming: Coming, tokens: int) -> None:
+        """Count the tokens of its prompt, and ask again: others came meanwhile.
+
+        Raises RequestError (429) if it may come no more.
+        """
+        coming.needs_place = self._may_come(coming.flow, counted=1)
+        coming.tokens = tokens
+        self._tokens += tokens
+
+    def make_place(self, coming: Coming, flow: str) -> None:
+        """Refuse others in the place of a request that waits next and counts no more as coming.
+
+        `flow`: as it is known now. Raises RequestError (429) if nobody has to yield to it.
+        """
+        if not coming.needs_place or (error := self._refusal()) is None:
+            return
+        beyond = 0
+        if self._max_tokens is not None:
+            beyond = max(0, self._backlog().tokens + 1 - self._max_tokens)
+        yielding = self._fleet.crowd.yielding(flow, beyond)
+        if not yielding:
+            raise error
+        for waiting in yielding:
+            waiting.refuse(waiting.ask.request_id, error)
+
+    def _may_come(self, flow: str, *, counted: int = 0) -> bool:
+        """Return whether others must yield to a request of this flow; 429 if they do not have to.
+
+        `counted`: how many of those that count are that request.
+        """
+        error = self._refusal(counted)
+        if error is not None and not self._fleet.crowd.owes(flow, counted=counted):
+            raise error
+        return error is not None
+
+    def _refusal(self, counted: int = 0) -> RequestError | None:
+        return refusal(self._backlog(counted), self._max_requests, self._max_tokens)
+
+    def _backlog(self, counted: int = 0) -> Backlog:
+        fleet = self._fleet
+        return Backlog(
+            requests=fleet.crowd.coming - counted + fleet.waiting - fleet.free_rows,
+            tokens=self._tokens + fleet.waiting_tokens,
+            tokens_per_s=fleet.tokens_per_s,
+        )
+
+    def _flow_so_far(self, request: TextRequest) -> str:
+        """Return the flow of a request by what its adapter last was.
+
+        Adapters that nobody has asked for yet are one flow until they are resolved: a flood of
+        invented names has one share of the queue.
+        """
+        shares = self._fleet.shares
+        facts = self._fleet.placing.last_seen(request.merge or request.adapter)
+        if facts is None:
+            return shares.key_flow(request.key) or _NOT_SEEN_YET
+        return shares.flow_of(request.key, called(request, facts), facts.digest)
+
+
+def called(request: TextRequest, adapter: AdapterFacts) -> str:
+    """Return what a request calls its adapter; "" = the base."""
+    if request.merge is not None:
+        return adapter.reference
+    return request.adapter if adapter.digest else ""

@@ -1,0 +1,1 @@
+"""KV pages: who owns them, and what those that are kept hold."""

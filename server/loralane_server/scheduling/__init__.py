@@ -1,0 +1,1 @@
+"""Which rows compute what in the next step."""
