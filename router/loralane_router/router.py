@@ -75,7 +75,7 @@ class Router:
     async def open(self, request: TextRequest) -> Generation:
         """Validate, tokenize, choose a shard, resolve the adapter there and enqueue.
 
-        Raises RequestError; the one that costs least (429) before anything is done for a request.
+        Raises RequestError; 429 only for what could be served, see `Door`.
         """
         arrived = time.monotonic()
         model = self._live_model()
@@ -97,14 +97,9 @@ class Router:
         self._door.make_place(coming, ask.flow)
         return self._submit(model, request, prompt, max_tokens, placed, ask)
 
-    def check_room(self, key: str | None = None) -> None:
-        """Raise RequestError if no request is taken now (503) or one more may not wait (429).
-
-        `key`: the caller's API key. Cheap, so that a surface can ask before it looks at a request;
-        `open` asks by itself, when more is known.
-        """
+    def check_ready(self) -> None:
+        """Raise RequestError (503) if no shard is connected."""
         self._live_model()
-        self._door.knock(key)
 
     def tokenize(self, text: str) -> list[tuple[int, str, int, int]]:
         """Return (id, text, start, stop) of every token; offsets in characters."""

@@ -261,18 +261,19 @@ async def test_a_router_without_a_queue_serves_what_starts_at_once(start_shard, 
     await running.aclose()
 
 
-async def test_a_refusal_costs_no_tokenizing_and_no_question_to_the_shard(
+async def test_a_refusal_costs_the_shard_no_question_once_the_adapter_was_found(
     start_shard, start_router
 ):
     shard = await start_shard({"two": {"increment": 2}}, rows_total=1, manual=True)
     router = await start_router(shard, max_queue=0)
-    running = await router.open(ask())
+    running = await router.open(ask("a", "two"))
     await shard.until(lambda s: bool(s.rows))
 
-    error = await failure(router, ask("\ud800", "two"))
+    refused = await failure(router, ask("a", "two"))
+    broken = await failure(router, ask("\ud800", "two"))
 
-    assert error.status.http == 429, "that its text cannot be tokenized was not looked at"
-    assert shard.resolved == []
+    assert (refused.status.http, broken.status.http) == (429, 400)
+    assert len(shard.resolved) == 1
     await running.aclose()
 
 
@@ -410,11 +411,11 @@ async def test_an_unloaded_adapter_no_longer_holds_the_lanes_that_its_pin_kept(
 async def test_without_a_shard_nobody_is_told_that_others_wait(start_shard, start_router):
     shard = await start_shard()
     router = await start_router(shard, max_queue=0)
-    router.check_room()
+    router.check_ready()
 
     await shard.stop()
     await router.fleet.until(lambda fleet: not fleet.ready)
 
     with pytest.raises(RequestError) as caught:
-        router.check_room()
+        router.check_ready()
     assert caught.value.status.http == 503

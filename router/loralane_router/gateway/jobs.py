@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loralane_router.gateway.bodies import bearer, decode, read
+from loralane_router.gateway.bodies import decode, read
 from loralane_router.gateway.failures import Failure
 from loralane_router.gateway.generations import (
     Answer,
@@ -60,12 +60,11 @@ class Responder:
     async def read(self, request: Request) -> dict[str, Any]:
         """Return the body of a request for text, a JSON object.
 
-        It is not looked at while nobody more may wait, whoever it is: most that come then are
-        refused, and each costs the others little. Raises RequestError (503 and 429 first, then as
+        It is not looked at while no shard is connected. Raises RequestError (503, then as
         `read_json`).
         """
         raw = await read(request, self._limits)
-        self._router.check_room(bearer(request))
+        self._router.check_ready()
         return decode(raw)
 
     async def respond(self, request: Request, job: Job, *, stream: bool) -> Response:

@@ -105,8 +105,10 @@ class Crowd:
 
         `counted`: how many of those that count are that request. Costs the same however many wait.
         """
-        if not self.may_yield:
-            return False
+        return self.may_yield and self.is_within(flow, counted=counted)
+
+    def is_within(self, flow: str, *, counted: int = 0) -> bool:
+        """Whether one more request of a flow is within its share, which is one at least."""
         found = self._flows.get(flow)
         weight = self._weight_of(flow) if found is None else found.weight
         size = 0 if found is None else found.size

@@ -1,6 +1,8 @@
 """Who comes in: the bound on what waits at all shards of a router, and who yields when it is full.
 
-What is decided is in `overload`; here is what it is decided from, and what follows from it.
+What is decided is in `overload`; here is what it is decided from, and what follows from it. Whoever
+is told "later" comes back, so nobody is told so whose request could never be served: it is refused
+when its parameters and its prompt have been looked at, and its adapter has been found some time.
 """
 
 from collections.abc import Iterator
@@ -41,22 +43,15 @@ class Door:
         #: Of the prompts of requests that are being opened, as far as they are known.
         self._tokens = 0
 
-    def knock(self, key: str | None) -> None:
-        """Raise RequestError (429) if a request with this API key will not come in.
-
-        All that is known of it before its body is decoded, and cheap.
-        """
-        crowd, flow = self._fleet.crowd, self._fleet.shares.key_flow(key)
-        if (error := self._refusal()) is None:
-            return
-        if not (crowd.may_yield if flow is None else crowd.owes(flow)):
-            raise error
-
     @contextmanager
     def coming(self, request: TextRequest) -> Iterator[Coming]:
-        """Count a request while it is being opened. Raises RequestError (429) if it may not be."""
+        """Count a request while it is being opened.
+
+        Raises RequestError (429) where its adapter was never seen and many such are being opened.
+        """
         coming = Coming(self._flow_so_far(request))
-        self._may_come(coming.flow)
+        if coming.flow == _NOT_SEEN_YET:
+            self._may_come(coming.flow)
         with self._fleet.crowd.expecting(coming.flow):
             try:
                 yield coming
@@ -64,10 +59,7 @@ class Door:
                 self._tokens -= coming.tokens
 
     def note_prompt(self, coming: Coming, tokens: int) -> None:
-        """Count the tokens of its prompt, and ask again: others came meanwhile.
-
-        Raises RequestError (429) if it may come no more.
-        """
+        """Count the tokens of its prompt; raises RequestError (429) if it may not come."""
         coming.needs_place = self._may_come(coming.flow, counted=1)
         coming.tokens = tokens
         self._tokens += tokens
@@ -93,8 +85,10 @@ class Door:
 
         `counted`: how many of those that count are that request.
         """
-        error = self._refusal(counted)
-        if error is not None and not self._fleet.crowd.owes(flow, counted=counted):
+        error, crowd = self._refusal(counted), self._fleet.crowd
+        # Nobody has to yield to an adapter that may not exist, but its requests have their share.
+        may = crowd.is_within if flow == _NOT_SEEN_YET else crowd.owes
+        if error is not None and not may(flow, counted=counted):
             raise error
         return error is not None
 
@@ -115,11 +109,10 @@ class Door:
         Adapters that nobody has asked for yet are one flow until they are resolved: a flood of
         invented names has one share of the queue.
         """
-        shares = self._fleet.shares
         facts = self._fleet.placing.last_seen(request.merge or request.adapter)
         if facts is None:
-            return shares.key_flow(request.key) or _NOT_SEEN_YET
-        return shares.flow_of(request.key, called(request, facts), facts.digest)
+            return _NOT_SEEN_YET
+        return self._fleet.shares.flow_of(request.key, called(request, facts), facts.digest)
 
 
 def called(request: TextRequest, adapter: AdapterFacts) -> str:

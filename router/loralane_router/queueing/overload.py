@@ -6,7 +6,7 @@ computed before its first token; max_tokens is a wish that most answers stay far
 leaves it out would count a whole context). So the rate is one of prompt tokens too: those that
 leave the queue in a second. Whatever the answers' lengths are, that is how fast the queue moves.
 
-A full queue refuses requests before anything is done for them. The one that crosses the bound is
+A full queue refuses. The one that crosses the bound is
 taken, so that a long prompt is not refused where short ones are not.
 
 But who fills the queue must not shut others out of it. So the places of a full queue belong to the
@@ -21,10 +21,9 @@ what can be done, eight equal flows in 16 places: 2 % of the refusals are late, 
 rule. Where one of them sends ten times its share, the others get all that they ask for (59 % where
 a full queue refuses every request alike).
 
-The flow of most requests is their adapter, which is named in the body. So while some flow has more
-than one request in a full queue, bodies are decoded before they are refused. That costs little
-beside the HTTP around it, even if nine in ten are a flood's; their prompts are not tokenized and
-nothing is asked of a shard.
+A request is refused when its body has been decoded and its prompt tokenized, though that costs more
+than to refuse it at sight: clients come back after a 429, and must not do so for what can never be
+served. Nothing is asked of a shard for an adapter that was found before.
 """
 
 import math

@@ -139,8 +139,9 @@ class FakeRouter:
         self.metrics = Metrics()
         self.info = BASE
         self.ready = True
-        #: Why nobody more may wait.
+        #: Why nobody more may wait, and why nothing can be served at all.
         self.full: RequestError | None = None
+        self.down: RequestError | None = None
         self.capacity = {"rows_total": 8, "lanes_free": 0}
         self.gate = asyncio.Event()
         self.requests: list[TextRequest] = []
@@ -148,11 +149,13 @@ class FakeRouter:
         self.changed = asyncio.Condition()
         self._adapters = {"loud": entry("loud", "org/loud"), "org/a": entry("org/a", "org/a")}
 
-    def check_room(self, key: str | None = None) -> None:
-        if self.full is not None:
-            raise self.full
+    def check_ready(self) -> None:
+        if self.down is not None:
+            raise self.down
 
     async def open(self, request: TextRequest) -> FakeGeneration:
+        if self.full is not None:
+            raise self.full
         self.requests.append(request)
         adapter = "" if request.adapter == BASE.model_id else request.adapter
         if request.merge is not None:

@@ -143,7 +143,7 @@ async def test_leaving_a_queue_frees_its_place(place, stream):
         await until(lambda: place.router.fleet.waiting == 0)
 
     await place.until_idle()
-    place.router.check_room()
+    place.router.check_ready()
 
 
 async def test_those_who_left_while_they_were_opened_do_not_count_any_more(place):
@@ -153,6 +153,6 @@ async def test_those_who_left_while_they_were_opened_do_not_count_any_more(place
             await place.shard.until(lambda s: s.resolving == 2)
         await place.until_idle()
 
-    place.router.check_room()
+    place.router.check_ready()
     generation = await place.router.open(TextRequest("", "a", Parameters(max_tokens=2)))
     assert "".join([delta.text async for delta in generation]) == "bc"

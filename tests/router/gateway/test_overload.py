@@ -1,4 +1,4 @@
-"""Refusals: nothing is read into a request that may not wait, and each route says it its way."""
+"""Refusals: each route says them its way, and only for what could be served."""
 
 import threading
 
@@ -10,12 +10,14 @@ TEXT_ROUTES = ["/v1/completions", "/v1/chat/completions", "/", "/generate", "/ge
 FULL = RequestError(pb.ERROR_KIND_OVERLOADED, "9 requests are waiting", retry_after_s=12.3)
 
 
+BODY = {"prompt": "a", "inputs": "a", "messages": [{"role": "user", "content": "a"}]}
+
+
 @pytest.mark.parametrize("path", TEXT_ROUTES)
-@pytest.mark.parametrize("body", [b'{"prompt": "a", "inputs": "a"}', b"not even JSON"])
-async def test_a_refusal_comes_before_the_body_is_looked_at(http, router, path, body):
+async def test_a_refusal_says_when_to_come_back(http, router, path):
     router.full = FULL
 
-    reply = await http.post(path, content=body)
+    reply = await http.post(path, json=BODY)
 
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "13")
     if path.startswith("/v1"):
@@ -26,6 +28,24 @@ async def test_a_refusal_comes_before_the_body_is_looked_at(http, router, path, 
         said = {"error": "9 requests are waiting", "error_type": "overloaded"}
         assert reply.json() == said
     assert router.requests == []
+
+
+@pytest.mark.parametrize("path", TEXT_ROUTES)
+async def test_what_can_never_be_served_is_told_so_though_the_queue_is_full(http, router, path):
+    router.full = FULL
+
+    reply = await http.post(path, content=b"not even JSON")
+
+    assert reply.status_code == 400
+
+
+@pytest.mark.parametrize("path", TEXT_ROUTES)
+async def test_without_a_shard_no_body_is_looked_at(http, router, path):
+    router.down = RequestError(pb.ERROR_KIND_UNAVAILABLE, "no shard", retry_after_s=1.0)
+
+    reply = await http.post(path, content=b"not even JSON")
+
+    assert reply.status_code == 503
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/health/ready", "/info", "/metrics"])

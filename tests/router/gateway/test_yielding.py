@@ -9,7 +9,7 @@ import pytest
 from loralane_router.config import RouterConfig
 from loralane_router.gateway.app import create_app
 from loralane_router.gateway.limits import Limits
-from loralane_router.queueing.weights import Weights
+from loralane_router.requests import Parameters, TextRequest
 from loralane_router.router import Router
 
 from tests.router.conftest import FakeAdapter, FakeShard
@@ -56,7 +56,6 @@ async def place() -> AsyncIterator[Place]:
         RouterConfig(
             shards=(f"127.0.0.1:{shard.port}",),
             max_queue=PLACES,
-            weights=Weights.parse({"keys": {"heavy": 9}}),
         )
     )
     await router.start()
@@ -147,20 +146,34 @@ async def test_an_adapter_that_nobody_knows_pushes_nobody_out(place):
     assert [(await one).status_code for one in flood] == [200] * FLOOD
 
 
-async def test_a_body_is_not_looked_at_where_its_key_says_whose_share_it_is(place):
-    heavy = {"Authorization": "Bearer heavy"}
-    asks = {"model": "quiet", "prompt": "a", "max_tokens": 1}
-    running = asyncio.create_task(place.http.post("/v1/completions", json=asks, headers=heavy))
-    await place.shard.until(lambda s: bool(s.rows))
-    waiting = [
-        asyncio.create_task(place.http.post("/v1/completions", json=asks, headers=heavy))
-        for _ in range(PLACES)
-    ]
-    await until(lambda: place.router.fleet.waiting == PLACES)
+async def test_what_can_never_be_served_is_told_so_whatever_waits(place):
+    flood = await place.flood()
 
-    known = await place.http.post("/v1/completions", content=b"not JSON", headers=heavy)
-    other = await place.http.post("/v1/completions", content=b"not JSON")
+    unknown = await place.send("no/such")
+    too_long = await place.http.post(
+        "/v1/completions", json={"model": "flood", "prompt": "a" * 999}
+    )
+    no_json = await place.http.post("/v1/completions", content=b"not JSON")
     await place.drain()
-    await asyncio.gather(running, *waiting)
 
-    assert (known.status_code, other.status_code) == (429, 400)
+    statuses = [reply.status_code for reply in (unknown, too_long, no_json)]
+    assert statuses == [404, 400, 400]
+    assert [(await one).status_code for one in flood] == [200] * FLOOD
+
+
+async def test_where_nobody_may_wait_an_unknown_adapter_is_still_told_from_a_full_queue(
+    start_shard, start_router
+):
+    shard = await start_shard(rows_total=1, manual=True)
+    router = await start_router(shard, max_queue=0)
+    running = await router.open(TextRequest("", "a", Parameters(max_tokens=1)))
+    await shard.until(lambda s: bool(s.rows))
+
+    answers = await asyncio.gather(
+        router.open(TextRequest("", "a", Parameters(max_tokens=1))),
+        router.open(TextRequest("no/such", "a", Parameters(max_tokens=1))),
+        return_exceptions=True,
+    )
+
+    assert [error.status.http for error in answers] == [429, 404]
+    await running.aclose()
