@@ -137,18 +137,22 @@ async def _run(args: argparse.Namespace, more: Sequence[str]) -> list[Turn]:
     root = f"--adapter-root={args.model / 'rank16'}"
     lanes = {RESIDENT: args.adapters * RANK, SCARCE: args.fit * RANK}
     async with AsyncExitStack() as stack:
-        clients = {}
+        servers = {}
         for name, count in lanes.items():
             flags = [root, f"--max-rows={args.rows}", f"--lanes={count}", *more]
-            url = await stack.enter_async_context(serving([str(model), *flags]))
-            clients[name] = stack.enter_context(closing(Client(Server.at(url))))
+            servers[name] = Server.at(
+                await stack.enter_async_context(serving([str(model), *flags]))
+            )
         fresh = Fresh(work)
-        for client in clients.values():
-            await closed_loop(client, work.adapters, fresh, args.warm)
+        for server in servers.values():
+            with closing(Client(server)) as client:
+                await closed_loop(client, work.adapters, fresh, args.warm)
         turns = []
         for n in range(args.rounds):
-            for name in list(clients)[:: 1 if n % 2 == 0 else -1]:
-                turns.append(await turn(name, clients[name], fresh, work.adapters, args))
+            for name in list(servers)[:: 1 if n % 2 == 0 else -1]:
+                # A server closes connections that were idle while the other had its turn.
+                with closing(Client(servers[name])) as client:
+                    turns.append(await turn(name, client, fresh, work.adapters, args))
         return turns
 
 
