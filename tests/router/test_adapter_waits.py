@@ -7,7 +7,7 @@ router in front of a shard that resolves when it is told to.
 import asyncio
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from loralane_proto import shard_pb2 as pb
@@ -20,8 +20,9 @@ from loralane_router.queueing.entry import Entry
 from loralane_router.requests import Parameters, TextRequest
 from loralane_router.text.generation import Accepted, Generation
 
-from tests.router.conftest import FakeAdapter, FakeShard
+from tests.router.conftest import FakeAdapter
 from tests.router.desk import CODEC, LANES, Desk, HandCranked, cancelled, desks, token
+from tests.router.slow_shard import SlowShard
 
 
 @pytest.fixture
@@ -349,25 +350,6 @@ async def test_whatever_happens_each_request_has_one_answerer_or_one_error(desk,
         request.check()
     assert run.desk.running == {}
     assert not run.desk.dispatcher.work().waiting
-
-
-@dataclass
-class SlowShard(FakeShard):
-    """Resolves when `may_resolve` is set."""
-
-    may_resolve: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Those who wait for it.
-    resolving: int = 0
-
-    async def ResolveAdapter(self, request, context):
-        async with self.news:
-            self.resolving += 1
-            self.news.notify_all()
-        try:
-            await self.may_resolve.wait()
-        finally:
-            self.resolving -= 1
-        return await super().ResolveAdapter(request, context)
 
 
 @pytest.fixture

@@ -102,10 +102,11 @@ def _entries(document: dict[str, object], name: str) -> dict[str, object]:
 
 
 def _weight(value: object, of_whom: str) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not _LEAST <= value <= _MOST:  # type: ignore[operator]
-        # A text may be a key that changed places with its weight.
-        found = value if is_number else f"a {type(value).__name__}"
-        limits = f"a number from {_LEAST} to {_MOST}"
-        raise WeightsError(f"the weight of {of_whom} must be {limits}, not {found}")
-    return float(value)  # type: ignore[arg-type]
+    # What is no number is not shown: a text may be a key that changed places with its weight.
+    found = f"a {type(value).__name__}"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if _LEAST <= value <= _MOST:
+            return float(value)
+        found = str(value)
+    limits = f"a number from {_LEAST} to {_MOST}"
+    raise WeightsError(f"the weight of {of_whom} must be {limits}, not {found}")

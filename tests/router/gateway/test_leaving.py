@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from loralane_proto import shard_pb2 as pb
@@ -13,29 +13,9 @@ from loralane_router.gateway.app import create_app
 from loralane_router.requests import Parameters, TextRequest
 from loralane_router.router import Router
 
-from tests.router.conftest import FakeAdapter, FakeShard
+from tests.router.conftest import FakeAdapter
 from tests.router.gateway.conftest import serving
-
-
-@dataclass
-class SlowShard(FakeShard):
-    """Resolves when `may_resolve` is set."""
-
-    may_resolve: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Those who wait for it.
-    resolving: int = 0
-
-    async def ResolveAdapter(self, request, context):
-        async with self.news:
-            self.resolving += 1
-            self.news.notify_all()
-        try:
-            await self.may_resolve.wait()
-        finally:
-            self.resolving -= 1
-            async with self.news:
-                self.news.notify_all()
-        return await super().ResolveAdapter(request, context)
+from tests.router.slow_shard import SlowShard
 
 
 @dataclass
