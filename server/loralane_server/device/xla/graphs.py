@@ -1,0 +1,126 @@
+"""Compiled graphs: traced once, compiled once, then run without any Python of the model.
+
+A step of a traced model costs torch_xla some 0.3 ms of host time for each layer; running the graph
+that it left behind costs a few microseconds. So every graph that a shard will ever need is compiled
+before it is ready, with real arguments, and `Graph.run` does nothing but hand them over.
+
+Where this torch_xla lacks the names that this takes, graphs run through the public `openxla`
+backend of `torch.compile`: the same results, more host time (see dynamo_graph.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+import torch_xla
+from torch import Tensor
+
+from loralane_server.device.xla.dynamo_graph import DynamoGraph
+from loralane_server.device.xla.tracing import Cell, Input, Trace, trace
+
+_C = torch_xla._XLAC
+
+_PRIVATE: Final = (
+    "_check_tensor_need_materialization",
+    "_clear_pending_irs",
+    "_get_graph_hash",
+    "_get_tensors_handle",
+    "_get_tensors_xla_device_data_node",
+    "_run_cached_graph",
+    "_set_buffer_donation",
+    "_unique_id_for_ir_and_data",
+    "_xla_set_enable_alias_with_buffer_donor_config",
+    "_xla_warm_up_cache",
+)
+
+
+class Graph(Protocol):
+    """One compiled graph."""
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run it on inputs of the shapes and types that it was compiled for.
+
+        Updates its cells, in place, and returns its outputs, both before they are computed: who
+        fetches one waits for it. Returns no tensor that an input or cell shares memory with.
+        """
+
+
+class CachedGraph:
+    """A graph in torch_xla's cache, and who its parameters are."""
+
+    def __init__(self, traced: Trace) -> None:
+        with _donations():
+            self._hash = _C._get_graph_hash(list(traced.results))
+            _C._xla_warm_up_cache(list(traced.results), [])
+        self._updated = tuple(traced.updated)
+        sources = list(enumerate(traced.sources))
+        self._inputs = [(at, source.place) for at, source in sources if isinstance(source, Input)]
+        self._cells = [(at, source) for at, source in sources if isinstance(source, Cell)]
+        #: The parameters; those of inputs and cells change with every run.
+        self._arguments = [source if isinstance(source, Tensor) else None for _, source in sources]
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """See `Graph`."""
+        arguments = self._arguments
+        for at, place in self._inputs:
+            arguments[at] = inputs[place]
+        for at, cell in self._cells:
+            arguments[at] = cell.tensor
+        results: list[Tensor] = _C._run_cached_graph(self._hash, arguments)
+        for cell, tensor in zip(self._updated, results, strict=False):
+            cell.tensor = tensor
+        return results[len(self._updated) :]
+
+
+class Graphs:
+    """Compiles the graphs of one shard, and counts them. Touched by one thread at a time."""
+
+    def __init__(self, *, cached: bool | None = None) -> None:
+        """`cached`: whether graphs run directly; None = if this torch_xla can."""
+        self._cached = all(hasattr(_C, name) for name in _PRIVATE) if cached is None else cached
+        self._graphs: dict[str, Graph] = {}
+
+    @property
+    def compiled(self) -> int:
+        """How many graphs are ready to run."""
+        return len(self._graphs)
+
+    def compile(
+        self,
+        name: str,
+        fn: Callable[..., Sequence[Tensor]],
+        inputs: Sequence[Tensor],
+        *,
+        updated: Sequence[Cell] = (),
+        read: Sequence[Cell] = (),
+    ) -> Graph:
+        """Compile `fn(*inputs)`; every cell holds afterwards what it held before.
+
+        `fn` takes device tensors of the very shapes and types that the graph will run on. It
+        updates all cells of `updated` in place, may read those of `read`, touches no other cell,
+        leaves its inputs as they are, and returns tensors that it computed, each once. Whatever
+        else it touches, weights say, becomes part of the graph. Raises `ValueError` if it does
+        otherwise, or if there is such a graph already.
+        """
+        if name in self._graphs:
+            raise ValueError(f"graph {name} is compiled already")
+        graph: Graph
+        if self._cached:
+            with trace(fn, inputs, updated=updated, read=read) as traced:
+                graph = CachedGraph(traced)
+        else:
+            graph = DynamoGraph(fn, inputs, [*updated, *read], len(updated))
+        self._graphs[name] = graph
+        return graph
+
+
+@contextmanager
+def _donations() -> Iterator[None]:
+    """Let graphs reuse the memory of what is marked as donated: off elsewhere in torch_xla."""
+    _C._xla_set_enable_alias_with_buffer_donor_config(True)
+    try:
+        yield
+    finally:
+        _C._xla_set_enable_alias_with_buffer_donor_config(False)
