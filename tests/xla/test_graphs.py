@@ -7,10 +7,9 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
-from torch import Tensor
-
 from loralane_server.device.xla.graphs import Graphs
 from loralane_server.device.xla.tracing import Cell, trace
+from torch import Tensor
 
 CACHED = [pytest.param(True, id="cached"), pytest.param(False, id="openxla")]
 

@@ -18,7 +18,8 @@ import torch_xla
 from torch import Tensor
 
 from loralane_server.device.xla.dynamo_graph import DynamoGraph
-from loralane_server.device.xla.tracing import Cell, Input, Trace, trace
+from loralane_server.device.xla.tracing import Cell as Cell
+from loralane_server.device.xla.tracing import Input, Trace, trace
 
 _C = torch_xla._XLAC
 
