@@ -1,0 +1,182 @@
+"""Layout: a step's input as one vector of int32, each number where its shape says. Pure.
+
+One vector is one transfer. The host fills it (`pack`), the graph takes it apart with fixed bounds
+(`split`). T tokens, R rows, P pages a row, N blocks, W lane pages in the window:
+
+    tokens, positions   [T]
+    slots               [T]     KV slot: page * page_tokens + place in the page
+    pages               [R, P]  each row's KV pages, in order
+    lengths             [R]     tokens in the row's pages after this step
+    adapter_of          [T]     the token's adapter, named by its first lane page; BASE = none
+    page_owner          [W]     the same of the adapter that owns the lane page; FREE = not used
+
+mixed only:
+
+    last_token          [R]     the row's last token
+
+mixed, attended by blocks:
+
+    block_row           [N]
+    block_first         [N]     the block's first token
+    block_position      [N]     and its position
+    block_count         [N]     how many of the block's tokens are the row's
+    token_at            [T]     where the token is among the blocks' tokens
+
+attended by a kernel:
+
+    row_begins          [R + 1] where each row's tokens begin; the end of the last
+    row_count           [1]
+
+Whatever a step does not fill is harmless: padded tokens write to the dustbin page, which no row
+owns; padded rows have length 0 and read that page; padded blocks have no token.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from loralane_server.adapters.pool import LANE_PAGE
+from loralane_server.device.seam import Int32, StepInput
+from loralane_server.device.xla.buckets import GraphKey
+from loralane_server.kv.pages import PAGE_TOKENS
+
+#: No adapter; no owner in this step. They are different, so a base token matches no lane.
+BASE: Final = -1
+FREE: Final = -2
+
+
+class Field(NamedTuple):
+    """One part of the vector: [begin, end), in this shape."""
+
+    begin: int
+    end: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where everything is in the vector of one graph."""
+
+    key: GraphKey
+    fields: Mapping[str, Field]
+    #: Numbers in the vector.
+    size: int
+
+    def split(self, ints: Any) -> dict[str, Any]:
+        """Take a vector [size] apart, a numpy array or a tensor: views by name."""
+        return {
+            name: ints[begin:end].reshape(shape)
+            for name, (begin, end, shape) in self.fields.items()
+        }
+
+    def pack(self, step: StepInput, dustbin: int) -> Int32:
+        """Return the vector of a step that `key` holds; `dustbin` is the page for padding."""
+        ints = np.zeros(self.size, dtype=np.int32)
+        part = self.split(ints)
+        lengths = np.array([span.length for span in step.spans], dtype=np.int32)
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        _pack_tokens(part, step, row, dustbin)
+        if self.key.lanes:
+            _pack_lanes(part, step, row)
+        ends = lengths.cumsum()
+        begins = ends - lengths
+        if "last_token" in part:
+            part["last_token"][: len(ends)] = ends - 1
+        if "block_row" in part:
+            _pack_blocks(part, lengths, begins, step.positions, self.key.block_tokens)
+        if "row_begins" in part:
+            part["row_begins"][1:] = len(step.tokens)
+            part["row_begins"][: len(begins)] = begins
+            part["row_count"][0] = len(lengths)
+        return ints
+
+
+@cache
+def layout_of(key: GraphKey, kernel: bool) -> Layout:
+    """Return the layout of a graph; `kernel`: whether its attention is the kernel's."""
+    fields: dict[str, Field] = {}
+    begin = 0
+    for name, shape in _shapes(key, kernel).items():
+        end = begin + prod(shape)
+        fields[name] = Field(begin, end, shape)
+        begin = end
+    return Layout(key, fields, begin)
+
+
+def rows_of_samples(step: StepInput) -> Int32:
+    """Return which row of a graph's logits is whose sample: [samples]."""
+    ends = np.cumsum([span.length for span in step.spans]) - 1
+    return np.searchsorted(ends, step.sample_at).astype(np.int32)
+
+
+def _shapes(key: GraphKey, kernel: bool) -> dict[str, tuple[int, ...]]:
+    tokens, rows, blocks = (key.tokens,), (key.rows,), (key.blocks,)
+    shapes: dict[str, tuple[int, ...]] = {
+        "tokens": tokens,
+        "positions": tokens,
+        "slots": tokens,
+        "pages": (key.rows, key.pages),
+        "lengths": rows,
+    }
+    if key.lanes:
+        shapes |= {"adapter_of": tokens, "page_owner": (key.lanes // LANE_PAGE,)}
+    if key.kind == "mixed":
+        shapes["last_token"] = rows
+    if kernel:
+        shapes |= {"row_begins": (key.rows + 1,), "row_count": (1,)}
+    elif key.kind == "mixed":
+        shapes |= dict.fromkeys(
+            ("block_row", "block_first", "block_position", "block_count"), blocks
+        )
+        shapes["token_at"] = tokens
+    return shapes
+
+
+def _pack_tokens(part: dict[str, Any], step: StepInput, row: Any, dustbin: int) -> None:
+    count, positions = len(step.tokens), step.positions
+    part["tokens"][:count] = step.tokens
+    part["positions"][:count] = positions
+    pages, lengths = part["pages"], part["lengths"]
+    pages.fill(dustbin)
+    for i, span in enumerate(step.spans):
+        length = span.start + span.length
+        lengths[i] = length
+        used = -(-length // PAGE_TOKENS)
+        pages[i, :used] = span.pages[:used]
+    place = positions // PAGE_TOKENS
+    slots = part["slots"]
+    slots[:count] = pages[row, place] * PAGE_TOKENS + positions - place * PAGE_TOKENS
+    slots[count:] = dustbin * PAGE_TOKENS
+
+
+def _pack_lanes(part: dict[str, Any], step: StepInput, row: Any) -> None:
+    owners = [span.lane_pages[0] if span.lane_pages else BASE for span in step.spans]
+    adapter_of, page_owner = part["adapter_of"], part["page_owner"]
+    adapter_of.fill(BASE)
+    adapter_of[: len(row)] = np.array(owners, dtype=np.int32)[row]
+    page_owner.fill(FREE)
+    for span in step.spans:
+        if span.lane_pages:
+            page_owner[list(span.lane_pages)] = span.lane_pages[0]
+
+
+def _pack_blocks(
+    part: dict[str, Any], lengths: Int32, begins: Any, positions: Int32, size: int
+) -> None:
+    blocks = -(-lengths // size)
+    count = int(blocks.sum())
+    first_block = blocks.cumsum() - blocks
+    row = np.repeat(np.arange(len(lengths)), blocks)
+    inside = (np.arange(count) - first_block[row]) * size
+    first = begins[row] + inside
+    part["block_row"][:count] = row
+    part["block_first"][:count] = first
+    part["block_position"][:count] = positions[first]
+    part["block_count"][:count] = np.minimum(lengths[row] - inside, size)
+    tokens = len(positions)
+    offset = np.arange(tokens) - np.repeat(begins, lengths)
+    part["token_at"][:tokens] = np.repeat(first_block, lengths) * size + offset
