@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+XLA := .venv-xla
 CLIENTS := .venv-clients
 PROTO := .venv-proto
 PIP := -m pip --disable-pip-version-check install --progress-bar on
 
-.PHONY: setup demo serve test cases fuzz soak check proto bench bench-cold bench-storm \
+.PHONY: setup demo serve test cases fuzz soak check proto setup-xla test-xla bench bench-cold \
+	bench-storm bench-xla-host bench-xla-decode bench-xla-load \
 	bench-flood bench-rotation bench-overload bench-long-prompt bench-failover \
 	bench-sim bench-plots clean
 
@@ -22,6 +24,15 @@ serve: $(VENV)/.runtime
 test cases soak: export OMP_WAIT_POLICY = PASSIVE
 test: $(VENV)/.dev $(CLIENTS)/.ready
 	$(BIN)/python -m pytest
+
+setup-xla: $(XLA)/.ready
+
+# The XLA backend on the CPU, and the exactness suite on it.
+test-xla: export OMP_WAIT_POLICY = PASSIVE
+test-xla bench-xla-host bench-xla-decode bench-xla-load: export PJRT_DEVICE = CPU
+EXACTNESS := $(addprefix tests/server/test_exactness,.py _scheduling.py _wild.py)
+test-xla: $(XLA)/.ready
+	$(XLA)/bin/python -m pytest --device=xla tests/xla $(EXACTNESS)
 
 # A case file over the wire: one line a case, exit status 1 on a failure.
 cases: $(VENV)/.dev
@@ -80,7 +91,7 @@ bench-plots: $(VENV)/.dev
 	$(BIN)/python -m bench.fairness
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(PROTO)
+	rm -rf $(VENV) $(XLA) $(CLIENTS) $(PROTO)
 
 $(VENV)/.runtime: pyproject.toml constraints/cpu.txt
 	@echo "== $(VENV): installing Loralane and torch for the CPU (about 1 GB; a minute or two)"
@@ -92,6 +103,14 @@ $(VENV)/.runtime: pyproject.toml constraints/cpu.txt
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "== $(VENV): installing what the tests compare with (transformers, PEFT, clients) and the linters"
 	$(BIN)/python $(PIP) -c constraints/cpu.txt --group dev
+	touch $@
+
+$(XLA)/.ready: pyproject.toml constraints/xla.txt
+	@echo "== $(XLA): installing torch_xla with its own torch, and what the tests compare with (7 GB; minutes)"
+	test -x $(XLA)/bin/python || $(PYTHON) -m venv $(XLA)
+	$(XLA)/bin/python $(PIP) -c constraints/xla.txt pip
+	$(XLA)/bin/python $(PIP) -c constraints/xla.txt --editable '.[xla,pallas]'
+	$(XLA)/bin/python $(PIP) -c constraints/xla.txt --group test
 	touch $@
 
 $(CLIENTS)/.ready: constraints/clients.txt

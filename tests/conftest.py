@@ -1,12 +1,35 @@
-"""What the tests over the whole product share: one tiny world, and one server for it."""
+"""What tests share: the device that they run on; one tiny world, and one server for it."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 if TYPE_CHECKING:
     from tests.product import Served, World
+
+
+DeviceName = Literal["cpu", "xla"]
+
+#: torch_xla has an environment of its own: `make test-xla`.
+collect_ignore = [] if find_spec("torch_xla") else ["xla"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=("cpu", "xla"),
+        default="cpu",
+        help="what the shards of tests that fit any device run on",
+    )
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> DeviceName:
+    """The device of tests that hold on any: the same bodies run in both environments."""
+    name: DeviceName = request.config.getoption("--device")
+    return name
 
 
 @pytest.fixture(scope="session")

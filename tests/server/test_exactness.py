@@ -10,6 +10,7 @@ from loralane_server.config import ShardConfig
 from loralane_server.rows import Admission
 
 from tests import reference
+from tests.conftest import DeviceName
 from tests.server.conftest import Listener, digest_of, make_family, running
 
 TOKENS = 64
@@ -32,11 +33,13 @@ class Case:
 class Family:
     folder: Path
     cases: list[Case]
+    device: DeviceName
 
     def config(self, rows: int) -> ShardConfig:
         return ShardConfig(
             model=str(self.folder / "model"),
             adapter_roots=(self.folder / "adapters",),
+            device=self.device,
             dtype="float32",
             max_rows=rows,
             lanes=LANES,
@@ -45,7 +48,9 @@ class Family:
 
 
 @pytest.fixture(scope="module", params=sorted(reference.FAMILIES))
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, device: DeviceName
+) -> Family:
     folder = make_family(request.param, tmp_path_factory.mktemp("family"), reference.SIXTEEN)
     model = reference.random_model(reference.FAMILIES[request.param])
     rng = random.Random(7)
@@ -63,7 +68,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     assert len({tuple(case.expected) for case in cases}) == len(cases)
     assert sum(len(set(case.expected)) for case in cases) > 8 * len(cases)
     rng.shuffle(cases)
-    return Family(folder, cases)
+    return Family(folder, cases, device)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32])

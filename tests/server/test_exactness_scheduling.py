@@ -22,6 +22,7 @@ from loralane_server.sampling import choose
 from peft import PeftModel
 
 from tests import reference
+from tests.conftest import DeviceName
 from tests.server.conftest import Listener, digest_of, make_family, running
 
 TOKENS = 56
@@ -57,6 +58,7 @@ class Family:
     folder: Path
     model: Any
     cases: tuple[Case, ...]
+    device: DeviceName
 
     def config(
         self, *, pages: int, step_tokens: int = 48, prefix_cache: Literal["on", "off"] = "on"
@@ -64,6 +66,7 @@ class Family:
         return ShardConfig(
             model=str(self.folder / "model"),
             adapter_roots=(self.folder / "adapters",),
+            device=self.device,
             dtype="float32",
             max_rows=ROWS,
             max_model_len=LENGTH,
@@ -103,7 +106,7 @@ def expected(
 
 
 @pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
+def family(tmp_path_factory: pytest.TempPathFactory, device: DeviceName) -> Family:
     folder = make_family("llama", tmp_path_factory.mktemp("family"), ADAPTERS)
     model = reference.random_model(reference.FAMILIES["llama"])
     rng = random.Random(3)
@@ -118,7 +121,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
     assert len({case.expected for case in cases}) == len(cases)
     assert sum(len(set(case.expected)) for case in cases) > 8 * len(cases)
     rng.shuffle(cases)
-    return Family(folder, model, tuple(cases))
+    return Family(folder, model, tuple(cases), device)
 
 
 def admission(request_id: int, digest: str, case: Case, generated: int = 0) -> Admission:
