@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from huggingface_hub import snapshot_download
@@ -24,6 +24,7 @@ from loralane_server.errors import ModelUnsupported
 from loralane_server.kv.pages import PAGE_TOKENS, PageTable, pages_for
 from loralane_server.limits import Limits
 from loralane_server.model.base_weights import BaseWeights
+from loralane_server.model.eager import EagerRunner
 from loralane_server.model.spec import ModelSpec, read_model_spec
 from loralane_server.model.weights import has_bias, load_decoder
 from loralane_server.service import ShardFacts
@@ -55,7 +56,7 @@ class Model:
 class Shard:
     """A running engine and what the service says about it."""
 
-    engine: "Engine[Any]"
+    engine: Engine
     store: AdapterStore
     facts: ShardFacts
 
@@ -139,7 +140,7 @@ def assemble(config: ShardConfig) -> Shard:
     decoder = load_decoder(model.folder, spec, device, _DTYPES[dtype], max_len)
     store = open_store(config, model)
     engine = Engine(
-        decoder,
+        EagerRunner(decoder, device),
         device,
         store,
         pool=AdapterPool(config.lanes),

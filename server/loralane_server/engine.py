@@ -9,20 +9,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Generic
 
 import torch
 
 from loralane_server.adapters.pool import AdapterPool, Tenant
 from loralane_server.adapters.store.store import AdapterStore
-from loralane_server.device.seam import BatchT, Device
+from loralane_server.device.seam import LaneMemory, StepRunner
 from loralane_server.device.threads import use_threads
 from loralane_server.errors import ShardError
 from loralane_server.inbox import Inbox, promise
 from loralane_server.kv.pages import PageTable
 from loralane_server.limits import Limits
 from loralane_server.loop import StepLoop
-from loralane_server.model.decoder import Decoder
 from loralane_server.residency import Freed
 from loralane_server.rows import Admission, Capacity, Sink
 from loralane_server.scheduling.waves import Progress
@@ -31,7 +29,7 @@ from loralane_server.usage import LoadTimes, UsageBook
 log = logging.getLogger(__name__)
 
 
-class Engine(Generic[BatchT]):
+class Engine:
     """Owns the thread. Every method may be called from any other.
 
     `adapter_ttl`: seconds after which an unused adapter expires unless it has a time of its own,
@@ -40,8 +38,8 @@ class Engine(Generic[BatchT]):
 
     def __init__(
         self,
-        decoder: Decoder[BatchT],
-        device: Device[BatchT],
+        runner: StepRunner,
+        lanes: LaneMemory,
         store: AdapterStore,
         *,
         pool: AdapterPool,
@@ -56,8 +54,8 @@ class Engine(Generic[BatchT]):
         self._inbox = Inbox()
         self._usage = UsageBook(adapter_ttl, clock)
         self._loop = StepLoop(
-            decoder,
-            device,
+            runner,
+            lanes,
             store,
             pool=pool,
             pages=pages,

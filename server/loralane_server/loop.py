@@ -10,17 +10,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Generic
+from typing import Final
 
 from loralane_server.adapters.pool import AdapterPool
 from loralane_server.adapters.store.store import AdapterStore
-from loralane_server.device.seam import BatchT, Device, StepOutput
+from loralane_server.device.seam import LaneMemory, StepOutput, StepRunner
 from loralane_server.errors import ShardError
 from loralane_server.kv.pages import PageTable
 from loralane_server.kv.row_pages import RowPages
 from loralane_server.limits import Limits
 from loralane_server.listeners import Listeners
-from loralane_server.model.decoder import Decoder
 from loralane_server.residency import ResidencyManager
 from loralane_server.rows import Admission, Capacity, Finish, Row, RowEvent, Sink
 from loralane_server.scheduling.rates import Rates
@@ -36,7 +35,7 @@ GATHER_S: Final = 0.002
 log = logging.getLogger(__name__)
 
 
-class StepLoop(Generic[BatchT]):
+class StepLoop:
     """Owns what runs. Touched only by the engine's thread.
 
     `post` brings a call from any thread to the engine's, before the next turn; `clock` gives
@@ -45,8 +44,8 @@ class StepLoop(Generic[BatchT]):
 
     def __init__(
         self,
-        decoder: Decoder[BatchT],
-        device: Device[BatchT],
+        runner: StepRunner,
+        lanes: LaneMemory,
         store: AdapterStore,
         *,
         pool: AdapterPool,
@@ -57,14 +56,13 @@ class StepLoop(Generic[BatchT]):
         prefix_cache: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._decoder = decoder
-        self._device = device
+        self._runner = runner
         self._clock = clock
         self._limits = limits
         self.residency = ResidencyManager(
-            pool, store, device, usage=usage, post=post, fail=self._fail
+            pool, store, lanes, usage=usage, post=post, fail=self._fail
         )
-        self._waves = Waves(decoder, device, limits.step_tokens)
+        self._waves = Waves(runner, limits.step_tokens)
         self._schedule = Schedule(
             RowPages(pages, prefix_cache=prefix_cache), limits.step_tokens, self._waves.drop
         )
@@ -171,7 +169,7 @@ class StepLoop(Generic[BatchT]):
     def _step(self, parts: Sequence[Part]) -> None:
         self._schedule.cover(parts)
         began = self._clock()
-        output = self._attempt(parts, partial(self._compute, parts))
+        output = self._attempt(parts, lambda: self._runner.run(build_step(parts)))
         if output is not None:
             prompt_tokens = sum(n for _, n in parts if n > 1)
             self._rates = self._rates.after(prompt_tokens, self._clock() - began)
@@ -193,10 +191,6 @@ class StepLoop(Generic[BatchT]):
                 self._waves.drop(wave.load.digest)
                 self._accept(wave.parts, output)
             self._publish()
-
-    def _compute(self, parts: Sequence[Part]) -> StepOutput:
-        batch = self._device.batch(build_step(parts))
-        return self._device.sample(self._decoder.logits(batch), batch)
 
     def _attempt(
         self, parts: Sequence[Part], compute: Callable[[], StepOutput | None]

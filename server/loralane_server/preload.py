@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from loralane_server.adapters.pool import lanes_for
 from loralane_server.adapters.store.entries import AdapterSummary
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def preload(
-    engine: "Engine[Any]", store: AdapterStore, names: Sequence[str], pinned: Sequence[str]
+    engine: Engine, store: AdapterStore, names: Sequence[str], pinned: Sequence[str]
 ) -> None:
     """Load adapters by alias or reference, as a caller without a token; keep those of `pinned`.
 
@@ -50,7 +50,7 @@ async def _naming(name: str, work: Awaitable[T]) -> T:
         raise type(exc)(message, tensors=exc.tensors) from exc
 
 
-async def _check_room(engine: "Engine[Any]", adapters: Iterable[AdapterSummary]) -> None:
+async def _check_room(engine: Engine, adapters: Iterable[AdapterSummary]) -> None:
     lanes = {summary.digest: lanes_for(summary.rank) for summary in adapters}
     needed, there = sum(lanes.values()), (await asyncio.wrap_future(engine.capacity())).lanes_total
     if needed > there:

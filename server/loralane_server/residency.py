@@ -16,7 +16,7 @@ from typing import NamedTuple
 from loralane_server.adapters.pool import AdapterPool, Tenant
 from loralane_server.adapters.reading.reader import LayerTensors
 from loralane_server.adapters.store.store import AdapterStore
-from loralane_server.device.seam import ENDS, BatchT, Device
+from loralane_server.device.seam import ENDS, LaneMemory
 from loralane_server.errors import ShardError
 from loralane_server.rows import Residency, Row
 from loralane_server.usage import LoadTimes, UsageBook
@@ -67,7 +67,7 @@ class ResidencyManager:
         self,
         pool: AdapterPool,
         store: AdapterStore,
-        device: Device[BatchT],
+        lanes: LaneMemory,
         *,
         usage: UsageBook,
         post: Callable[[Callable[[], None]], None],
@@ -75,8 +75,8 @@ class ResidencyManager:
     ) -> None:
         self.pool = pool
         self._store = store
-        self._write_lanes = device.write_lanes
-        self._forget_lanes = device.forget
+        self._write_lanes = lanes.write_lanes
+        self._forget_lanes = lanes.forget
         self._usage = usage
         self._post = post
         self._fail = fail

@@ -57,7 +57,7 @@ class ShardFacts:
 class ShardService(pb_grpc.ShardServicer):
     """Implements `Shard` over an engine and an adapter store. Lives on the event loop."""
 
-    def __init__(self, engine: "Engine[Any]", store: AdapterStore, facts: ShardFacts) -> None:
+    def __init__(self, engine: Engine, store: AdapterStore, facts: ShardFacts) -> None:
         self._engine = engine
         self._store = store
         self._facts = facts

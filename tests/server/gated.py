@@ -19,6 +19,7 @@ from loralane_server.errors import ShardError
 from loralane_server.kv.pages import PAGE_TOKENS, PageTable
 from loralane_server.limits import Limits
 from loralane_server.model.base_weights import BaseWeights
+from loralane_server.model.eager import EagerRunner
 from loralane_server.model.spec import read_model_spec
 from loralane_server.model.weights import load_decoder
 from loralane_server.scheduling.waves import Progress
@@ -155,8 +156,9 @@ class GatedShard:
             max_rank=lanes,
             base_weights=BaseWeights(folder / "model", spec, torch.float32),
         )
-        self.engine: Engine[CpuBatch] = Engine(
-            load_decoder(folder / "model", spec, self.device, torch.float32, LENGTH),
+        decoder = load_decoder(folder / "model", spec, self.device, torch.float32, LENGTH)
+        self.engine = Engine(
+            EagerRunner(decoder, self.device),
             self.device,
             self.store,
             pool=AdapterPool(lanes),

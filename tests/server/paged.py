@@ -23,6 +23,7 @@ from loralane_server.inbox import promise
 from loralane_server.kv.pages import PAGE_TOKENS, PageTable
 from loralane_server.limits import Limits
 from loralane_server.loop import StepLoop
+from loralane_server.model.eager import EagerRunner
 from loralane_server.rows import RowEvent, StepEvent
 from loralane_server.usage import UsageBook
 
@@ -204,8 +205,9 @@ class PagedShard:
         self.store = HandedStore(digests)
         self._calls: deque[Callable[[], None]] = deque()
         loop: Any = StepLoop
-        self.loop: StepLoop[Any] = loop(
-            PagedDecoder(self.device),
+        decoder: Any = PagedDecoder(self.device)
+        self.loop: StepLoop = loop(
+            EagerRunner[Any](decoder, self.device),
             self.device,
             self.store,
             pool=AdapterPool(lanes),

@@ -164,10 +164,58 @@ class Batch(Protocol):
         """[tokens] int64 positions."""
 
 
+class StepInParts(Protocol):
+    """A step that is run some layers at a time, between other steps."""
+
+    def run(self, count: int) -> StepOutput | None:
+        """Run the next `count` layers; return what was sampled if that was the end.
+
+        The end, where rows are sampled, counts as one more layer.
+        """
+
+
+class StepRunner(Protocol):
+    """Runs steps of one model on one device. Touched only by the engine's thread."""
+
+    @property
+    def parts(self) -> int:
+        """How many layers of a step can be run one after another; 0 = only whole steps."""
+
+    def run(self, step: StepInput) -> StepOutput:
+        """Run a step; what it chose is on the host when this returns."""
+
+    def begin(self, step: StepInput) -> StepInParts:
+        """Prepare a step that is run in parts; only where there are any."""
+
+
+class LaneMemory(Protocol):
+    """What adapters own of a device's memory. All calls come from the engine's thread, in order."""
+
+    def write_lanes(
+        self,
+        layer: int,
+        lane_pages: Sequence[int],
+        targets: Mapping[str, TargetTensors],
+        tables: Mapping[str, TableRows],
+    ) -> None:
+        """Fill the lane pages of one layer, or of the `ENDS`, in place; by module name.
+
+        Lanes beyond a target's rank, and targets that the adapter lacks, become zero. `tables` is
+        empty but for the `ENDS`; what the pages' earlier owner replaced there is forgotten.
+        """
+
+    def forget(self, lane_pages: Sequence[int]) -> None:
+        """Let go of what is not in lanes: the tables of the pages' owner, which leaves the pool.
+
+        Tables are kept by reference, tens of megabytes an adapter, until here or until its pages
+        are written again. The lanes stay as they are; no row may use them until they are written.
+        """
+
+
 BatchT = TypeVar("BatchT", bound=Batch)
 
 
-class Device(Protocol[BatchT]):
+class Device(LaneMemory, Protocol[BatchT]):
     """One backend, generic in its own form of a step's input."""
 
     @property
@@ -198,26 +246,6 @@ class Device(Protocol[BatchT]):
 
         y [tokens, outs of the group] becomes (1 + gain) y + LoRA's delta + shift; x [tokens, in] is
         the group's input. Base rows are left untouched, bit for bit.
-        """
-
-    def write_lanes(
-        self,
-        layer: int,
-        lane_pages: Sequence[int],
-        targets: Mapping[str, TargetTensors],
-        tables: Mapping[str, TableRows],
-    ) -> None:
-        """Fill the lane pages of one layer, or of the `ENDS`, in place; by module name.
-
-        Lanes beyond a target's rank, and targets that the adapter lacks, become zero. `tables` is
-        empty but for the `ENDS`; what the pages' earlier owner replaced there is forgotten.
-        """
-
-    def forget(self, lane_pages: Sequence[int]) -> None:
-        """Let go of what is not in lanes: the tables of the pages' owner, which leaves the pool.
-
-        Tables are kept by reference, tens of megabytes an adapter, until here or until its pages
-        are written again. The lanes stay as they are; no row may use them until they are written.
         """
 
     def adapt_embedding(self, x: Tensor, batch: BatchT) -> None:

@@ -6,16 +6,16 @@ of no later one, so it is run in parts, between the steps of other rows: whateve
 computed. At its end its rows are sampled and are rows like any other. Rows that come later wait for
 the load's end.
 
+Where steps cannot be run in parts there are no waves: rows wait for the load's end.
+
 A wave writes to KV pages of all its rows. When one of them ends or is stopped, the whole wave is
 dropped before the pages are given back; what remains of its rows begins anew.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic
 
-from loralane_server.device.seam import BatchT, Device, StepInput, StepOutput
-from loralane_server.model.decoder import Decoder, Flow
+from loralane_server.device.seam import StepInParts, StepInput, StepOutput, StepRunner
 from loralane_server.residency import Load
 from loralane_server.rows import Row
 from loralane_server.scheduling.planner import plan_step, plan_waves, wave_tokens
@@ -42,9 +42,8 @@ class Wave:
     load: Load
     parts: list[Part]
     step: StepInput
-    #: What the next layer takes; None before the first.
-    flow: Flow | None = None
-    #: Layers done; one more than the decoder has when its rows have been sampled.
+    running: StepInParts
+    #: Layers done; one more than there are when its rows have been sampled.
     computed: int = 0
 
     @property
@@ -53,12 +52,12 @@ class Wave:
         return self.load.written + self.load.complete - self.computed
 
 
-class Waves(Generic[BatchT]):
+class Waves:
     """Owns the waves under way, by digest, oldest first. Touched only by the engine's thread."""
 
-    def __init__(self, decoder: Decoder[BatchT], device: Device[BatchT], step_tokens: int) -> None:
-        self._decoder = decoder
-        self._device = device
+    def __init__(self, runner: StepRunner, step_tokens: int) -> None:
+        self._runner = runner
+        self._layers = runner.parts
         self._step_tokens = step_tokens
         self._waves: dict[str, Wave] = {}
 
@@ -69,6 +68,8 @@ class Waves(Generic[BatchT]):
 
     def due(self, loads: Iterable[Load]) -> list[Load]:
         """Return the loads that have a first layer, rows, and no wave yet."""
+        if not self._layers:
+            return []
         return [
             load
             for load in loads
@@ -77,7 +78,7 @@ class Waves(Generic[BatchT]):
 
     def parts(self, rows: Sequence[Row]) -> list[Part]:
         """Return how many tokens of its rows a wave computes, as a step takes them."""
-        budget = wave_tokens(self._decoder.layers, self._step_tokens)
+        budget = wave_tokens(self._layers, self._step_tokens)
         counts = plan_step([row.pending for row in rows], budget)
         return in_step_order([(row, n) for row, n in zip(rows, counts, strict=True) if n])
 
@@ -85,28 +86,20 @@ class Waves(Generic[BatchT]):
         """Begin a wave with some of a load's rows, which own the pages for what it computes."""
         for row, _ in parts:
             row.in_wave = True
-        self._waves[load.digest] = Wave(load, parts, build_step(parts))
+        step = build_step(parts)
+        self._waves[load.digest] = Wave(load, parts, step, self._runner.begin(step))
 
     def plan(self, streams: int | None) -> list[tuple[Wave, int]]:
         """Return which waves run how many layers now; see `plan_waves`."""
         waves = list(self._waves.values())
         sizes = [(len(wave.step.tokens), wave.ready) for wave in waves]
-        counts = plan_waves(sizes, self._decoder.layers, streams, self._step_tokens)
+        counts = plan_waves(sizes, self._layers, streams, self._step_tokens)
         return [(wave, count) for wave, count in zip(waves, counts, strict=True) if count]
 
     def run(self, wave: Wave, count: int) -> StepOutput | None:
-        """Run the next `count` layers; return what was sampled if that was the end.
-
-        The batch is laid out again each time: the device may look at what the lanes hold by now.
-        """
-        batch = self._device.batch(wave.step)
-        flow = self._decoder.begin(batch) if wave.flow is None else wave.flow
-        last = min(wave.computed + count, self._decoder.layers)
-        wave.flow = self._decoder.advance(flow, wave.computed, last, batch)
+        """Run the next `count` layers; return what was sampled if that was the end."""
         wave.computed += count
-        if wave.computed <= self._decoder.layers:
-            return None
-        return self._device.sample(self._decoder.finish(wave.flow, batch), batch)
+        return wave.running.run(count)
 
     def drop(self, digest: str) -> list[Row]:
         """End a wave where it is; its rows, which are waiting or ordinary ones again."""

@@ -1,0 +1,57 @@
+"""Steps run as they come: the decoder's operations one after another, in shapes of any size."""
+
+from dataclasses import dataclass
+from typing import Generic
+
+from loralane_server.device.seam import BatchT, Device, StepInput, StepOutput
+from loralane_server.model.decoder import Decoder, Flow
+
+
+class EagerRunner(Generic[BatchT]):
+    """Implements `StepRunner` for a device that computes what it is told at once."""
+
+    def __init__(self, decoder: Decoder[BatchT], device: Device[BatchT]) -> None:
+        self._decoder = decoder
+        self._device = device
+
+    @property
+    def parts(self) -> int:
+        """See `StepRunner.parts`."""
+        return self._decoder.layers
+
+    def run(self, step: StepInput) -> StepOutput:
+        """See `StepRunner.run`."""
+        batch = self._device.batch(step)
+        return self._device.sample(self._decoder.logits(batch), batch)
+
+    def begin(self, step: StepInput) -> "EagerParts[BatchT]":
+        """See `StepRunner.begin`."""
+        return EagerParts(self._decoder, self._device, step)
+
+
+@dataclass(slots=True, eq=False)
+class EagerParts(Generic[BatchT]):
+    """Implements `StepInParts`: how far one step has come."""
+
+    decoder: Decoder[BatchT]
+    device: Device[BatchT]
+    step: StepInput
+    #: What the next layer takes; None before the first.
+    flow: Flow | None = None
+    #: Layers done.
+    computed: int = 0
+
+    def run(self, count: int) -> StepOutput | None:
+        """See `StepInParts.run`.
+
+        The batch is laid out again each time: the device may look at what the lanes hold by now.
+        """
+        decoder, device = self.decoder, self.device
+        batch = device.batch(self.step)
+        flow = decoder.begin(batch) if self.flow is None else self.flow
+        last = min(self.computed + count, decoder.layers)
+        self.flow = decoder.advance(flow, self.computed, last, batch)
+        self.computed += count
+        if self.computed <= decoder.layers:
+            return None
+        return device.sample(decoder.finish(self.flow, batch), batch)
