@@ -869,6 +869,8 @@ class Capacity(google.protobuf.message.Message):
     PENDING_TOKENS_FIELD_NUMBER: builtins.int
     STEP_MS_FIELD_NUMBER: builtins.int
     TOKEN_MS_FIELD_NUMBER: builtins.int
+    GRAPHS_DECLARED_FIELD_NUMBER: builtins.int
+    GRAPHS_COMPILED_FIELD_NUMBER: builtins.int
     rows_total: builtins.int
     rows_free: builtins.int
     pages_total: builtins.int
@@ -889,6 +891,10 @@ class Capacity(google.protobuf.message.Message):
     """how long a step of decoding rows takes lately; 0 = not yet known"""
     token_ms: builtins.float
     """how much each token of a prompt adds to a step; 0 = not yet known"""
+    graphs_declared: builtins.int
+    """that steps may need, all compiled before the shard is ready; 0 = nothing is compiled"""
+    graphs_compiled: builtins.int
+    """so far; more than declared = one was compiled while rows waited"""
     def __init__(
         self,
         *,
@@ -904,8 +910,10 @@ class Capacity(google.protobuf.message.Message):
         pending_tokens: builtins.int = ...,
         step_ms: builtins.float = ...,
         token_ms: builtins.float = ...,
+        graphs_declared: builtins.int = ...,
+        graphs_compiled: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lanes_free", b"lanes_free", "lanes_in_use", b"lanes_in_use", "lanes_total", b"lanes_total", "page_tokens", b"page_tokens", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_total", b"pages_total", "pending_tokens", b"pending_tokens", "rows_free", b"rows_free", "rows_total", b"rows_total", "step_ms", b"step_ms", "token_ms", b"token_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["graphs_compiled", b"graphs_compiled", "graphs_declared", b"graphs_declared", "lanes_free", b"lanes_free", "lanes_in_use", b"lanes_in_use", "lanes_total", b"lanes_total", "page_tokens", b"page_tokens", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_total", b"pages_total", "pending_tokens", b"pending_tokens", "rows_free", b"rows_free", "rows_total", b"rows_total", "step_ms", b"step_ms", "token_ms", b"token_ms"]) -> None: ...
 
 global___Capacity = Capacity
 

@@ -139,6 +139,7 @@ class StepLoop:
     def capacity(self) -> Capacity:
         """Return what the shard can still take."""
         pool, schedule, pages = self.residency.pool, self._schedule, self._schedule.pages
+        graphs = self._runner.graphs
         return Capacity(
             rows_total=self._limits.rows,
             rows_free=self._limits.rows - len(schedule.rows),
@@ -151,6 +152,8 @@ class StepLoop:
             pending_tokens=schedule.pending_tokens,
             step_ms=self._rates.step_ms,
             token_ms=self._rates.token_ms,
+            graphs_declared=graphs.declared,
+            graphs_compiled=graphs.compiled,
         )
 
     def progress(self) -> list[Progress]:

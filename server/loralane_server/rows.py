@@ -85,6 +85,9 @@ class Capacity:
     #: As `Rates`.
     step_ms: float = field(default=0.0, compare=False)
     token_ms: float = field(default=0.0, compare=False)
+    #: As `GraphCount`.
+    graphs_declared: int = field(default=0, compare=False)
+    graphs_compiled: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,8 @@ def write_capacity(capacity: Capacity) -> pb.Capacity:
         pending_tokens=capacity.pending_tokens,
         step_ms=capacity.step_ms,
         token_ms=capacity.token_ms,
+        graphs_declared=capacity.graphs_declared,
+        graphs_compiled=capacity.graphs_compiled,
     )
 
 

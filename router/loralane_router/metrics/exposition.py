@@ -75,6 +75,7 @@ _SHARD_GAUGES: Final[Sequence[tuple[str, str, Callable[[pb.Capacity], float]]]] 
         "Tokens that rows still have to compute before each can be sampled",
         lambda c: c.pending_tokens,
     ),
+    ("graphs_declared", "Graphs that steps may need", lambda c: c.graphs_declared),
 )
 
 
@@ -82,8 +83,13 @@ def _shards(snapshot: Snapshot) -> Iterator[Metric]:
     """What is true of each shard; its address is a label where there may be several."""
     labels = ["shard"] if snapshot.several else []
 
-    def family(name: str, text: str, value: Callable[[ShardState], float]) -> Metric:
-        made = GaugeMetricFamily(f"loralane_{name}", text, labels=labels)
+    def family(
+        name: str,
+        text: str,
+        value: Callable[[ShardState], float],
+        kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+    ) -> Metric:
+        made = kind(f"loralane_{name}", text, labels=labels)
         for shard in snapshot.shards:
             made.add_metric([shard.address] if labels else [], value(shard))
         return made
@@ -93,6 +99,9 @@ def _shards(snapshot: Snapshot) -> Iterator[Metric]:
     yield family("requests_running", "Requests on the shard", lambda shard: shard.work.running)
     for name, text, of in _SHARD_GAUGES:
         yield family(name, text, partial(_of_capacity, of))
+    text = "Graphs compiled; more than declared = a step had to wait for one"
+    compiled = partial(_of_capacity, lambda c: c.graphs_compiled)
+    yield family("graphs_compiled", text, compiled, CounterMetricFamily)
 
 
 def _of_capacity(of: Callable[[pb.Capacity], float], shard: ShardState) -> float:

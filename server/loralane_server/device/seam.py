@@ -164,6 +164,17 @@ class Batch(Protocol):
         """[tokens] int64 positions."""
 
 
+@dataclass(frozen=True, slots=True)
+class GraphCount:
+    """How many graphs steps may need, and how many were compiled so far.
+
+    Equal from the first step on, or a step had to wait for a compilation. Zeros: nothing is.
+    """
+
+    declared: int = 0
+    compiled: int = 0
+
+
 class StepInParts(Protocol):
     """A step that is run some layers at a time, between other steps."""
 
@@ -180,6 +191,10 @@ class StepRunner(Protocol):
     @property
     def parts(self) -> int:
         """How many layers of a step can be run one after another; 0 = only whole steps."""
+
+    @property
+    def graphs(self) -> GraphCount:
+        """What it has compiled."""
 
     def run(self, step: StepInput) -> StepOutput:
         """Run a step; what it chose is on the host when this returns."""

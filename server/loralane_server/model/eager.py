@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Generic
 
-from loralane_server.device.seam import BatchT, Device, StepInput, StepOutput
+from loralane_server.device.seam import BatchT, Device, GraphCount, StepInput, StepOutput
 from loralane_server.model.decoder import Decoder, Flow
 
 
@@ -18,6 +18,11 @@ class EagerRunner(Generic[BatchT]):
     def parts(self) -> int:
         """See `StepRunner.parts`."""
         return self._decoder.layers
+
+    @property
+    def graphs(self) -> GraphCount:
+        """See `StepRunner.graphs`."""
+        return GraphCount()
 
     def run(self, step: StepInput) -> StepOutput:
         """See `StepRunner.run`."""

@@ -197,3 +197,12 @@ def test_one_shard_has_no_label():
 
     assert samples(shown, "loralane_shard_up") == [({}, 1)]
     assert samples(shown, "loralane_requests_running") == [({}, 1)]
+
+
+def test_a_shard_says_how_many_graphs_it_declared_and_compiled():
+    there = shard(capacity=pb.Capacity(graphs_declared=40, graphs_compiled=41))
+
+    shown = snapshot(there)
+
+    assert samples(shown, "loralane_graphs_declared") == [({}, 40)]
+    assert samples(shown, "loralane_graphs_compiled_total") == [({}, 41)]
