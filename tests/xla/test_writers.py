@@ -1,6 +1,6 @@
 """Lane writes: the right lanes, in place, without compiling."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import pytest
 import torch
