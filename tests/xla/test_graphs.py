@@ -127,6 +127,17 @@ def test_the_counters_do_count_when_a_shape_changes() -> None:
     assert graphs.compiled == 2
 
 
+def test_what_is_compiled_after_the_set_is_complete_is_counted() -> None:
+    graphs = Graphs()
+    graphs.compile("more", lambda x: [x + 1], [put(torch.ones(17))])
+    graphs.close()
+    assert graphs.compiled == 1
+
+    (put(torch.ones(19)) * 3 + 1).cpu()
+
+    assert graphs.compiled == 2
+
+
 @pytest.mark.parametrize("cached", CACHED)
 def test_graphs_share_a_cell_that_one_updates_and_another_reads(cached: bool) -> None:
     cell = Cell(put(torch.zeros(4, 8)))

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 import torch_xla
+import torch_xla.debug.metrics as met
 from torch import Tensor
 
 from loralane_server.device.xla.dynamo_graph import DynamoGraph
@@ -78,15 +79,27 @@ class CachedGraph:
 class Graphs:
     """Compiles the graphs of one shard, and counts them. Touched by one thread at a time."""
 
-    def __init__(self, *, cached: bool | None = None) -> None:
-        """`cached`: whether graphs run directly; None = if this torch_xla can."""
+    def __init__(
+        self, *, cached: bool | None = None, began: Callable[[str], None] = lambda name: None
+    ) -> None:
+        """`cached`: whether graphs run directly, None = if this torch_xla can.
+
+        `began` is told the name of each graph before it is compiled.
+        """
         self._cached = all(hasattr(_C, name) for name in _PRIVATE) if cached is None else cached
+        self._began = began
         self._graphs: dict[str, Graph] = {}
+        self._closed_at: int | None = None
 
     @property
     def compiled(self) -> int:
-        """How many graphs are ready to run."""
-        return len(self._graphs)
+        """How many graphs are compiled: those ready to run, and any that came after `close`."""
+        late = 0 if self._closed_at is None else _compilations() - self._closed_at
+        return len(self._graphs) + late
+
+    def close(self) -> None:
+        """Declare the set complete: from now on whatever torch_xla compiles is one too many."""
+        self._closed_at = _compilations()
 
     def compile(
         self,
@@ -107,6 +120,7 @@ class Graphs:
         """
         if name in self._graphs:
             raise ValueError(f"graph {name} is compiled already")
+        self._began(name)
         graph: Graph
         if self._cached:
             with trace(fn, inputs, updated=updated, read=read) as traced:
@@ -115,6 +129,10 @@ class Graphs:
             graph = DynamoGraph(fn, inputs, [*updated, *read], len(updated))
         self._graphs[name] = graph
         return graph
+
+
+def _compilations() -> int:
+    return met.counter_value("UncachedCompile") or 0
 
 
 @contextmanager
