@@ -81,6 +81,16 @@ bench-long-prompt: $(VENV)/.dev
 bench-failover: $(VENV)/.dev
 	$(BIN)/python -m bench.failover
 
+# What is promised of XLA on the CPU.
+bench-xla-host: $(XLA)/.ready
+	$(XLA)/bin/python -m bench.xla_host
+
+bench-xla-load: $(XLA)/.ready
+	$(XLA)/bin/python -m bench.xla_load
+
+bench-xla-decode: $(VENV)/.dev $(XLA)/.ready
+	$(BIN)/python -m bench.xla_decode --xla $(XLA)/bin/python
+
 # Minutes; the figures do not depend on the machine. SIM="--quick": the table alone, on less.
 bench-sim: $(VENV)/.dev
 	$(BIN)/python -m bench.sim $(SIM)

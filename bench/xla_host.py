@@ -1,0 +1,178 @@
+"""`make bench-xla-host`: what does a step cost the host on XLA, by layers and resident adapters?
+
+    PJRT_DEVICE=CPU python -m bench.xla_host [--layers 4,12,32] [--steps 300]
+
+Host time is the processor time of the thread that runs a step, from the step's input to its tokens
+on the host: laying out, bringing it over, handing the graph its arguments, reading the tokens.
+Waiting for the device takes none. Models are tiny, rows decode. Each adapter has rank 8; rows use
+adapters from all over the pool, or none.
+"""
+
+import argparse
+import gc
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Final
+
+import numpy as np
+import torch
+from loralane_server.adapters.pool import LANE_PAGE
+from loralane_server.backends import Backend, Plan, open_backend
+from loralane_server.config import ShardConfig
+from loralane_server.device.seam import Sampling, Span, StepInput, TargetTensors
+from loralane_server.kv.pages import PAGE_TOKENS
+from loralane_server.model.spec import ModelSpec, read_model_spec
+
+from bench.promises import Promise, at_most, conclude
+from bench.report import save
+from bench.tiny import save_tiny
+
+ROWS: Final = 4
+_PAGES_OF_A_ROW: Final = 8
+_ADAPTERS: Final = (0, 8, 64)
+_MOST_MS: Final = 0.35
+_MOST_MS_A_LAYER: Final = 0.01
+#: How far from its mean a figure may lie that shall not depend on the resident adapters.
+_FLAT: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Medians over steps, in milliseconds."""
+
+    #: Processor time of the thread.
+    host: float
+    #: From the step's input to its tokens.
+    whole: float
+
+
+class Rig:
+    """A tiny model on XLA, and steps of rows that decode."""
+
+    def __init__(self, folder: Path, layers: int) -> None:
+        self._spec = read_model_spec(save_tiny(folder, layers))
+        lanes = max(_ADAPTERS) * LANE_PAGE
+        # Steps of single tokens need no shapes for prompts, so there is less to compile.
+        config = ShardConfig(device="xla", max_rows=ROWS, lanes=lanes, step_tokens=1)
+        max_len, pages = _PAGES_OF_A_ROW * PAGE_TOKENS, ROWS * _PAGES_OF_A_ROW
+        plan = Plan(folder, self._spec, torch.float32, max_len, pages, config)
+        self._backend: Backend = open_backend(plan)
+        self._resident = 0
+
+    def load(self, adapters: int) -> None:
+        """Make so many adapters resident, each of one lane page."""
+        for page in range(self._resident, adapters):
+            for layer in range(self._spec.layers):
+                self._backend.lanes.write_lanes(layer, (page,), _random_targets(self._spec), {})
+        self._resident = adapters
+
+    def steps(self, with_adapters: bool) -> Iterator[StepInput]:
+        """Yield steps that go on for ever; rows use adapters from the first page to the last."""
+        ends = np.linspace(0, max(self._resident - 1, 0), ROWS, dtype=int).tolist()
+        while True:
+            for start in range(_PAGES_OF_A_ROW * PAGE_TOKENS):
+                yield _step(start, [(page,) if with_adapters else () for page in ends])
+
+    def measure(self, with_adapters: bool, count: int) -> Cost:
+        """Run steps; the first tenth of them warms up."""
+        host, whole, run = [], [], self._backend.runner.run
+        for _, step in zip(range(count), self.steps(with_adapters), strict=False):
+            began, busy = time.perf_counter(), time.thread_time()
+            run(step)
+            host.append(time.thread_time() - busy)
+            whole.append(time.perf_counter() - began)
+        warm = count // 10
+        return Cost(median(host[warm:]) * 1e3, median(whole[warm:]) * 1e3)
+
+
+def _random_targets(spec: ModelSpec) -> Mapping[str, TargetTensors]:
+    return {
+        module: TargetTensors(
+            torch.randn(LANE_PAGE, inside) * 0.1, torch.randn(LANE_PAGE, outside) * 0.1
+        )
+        for module, (outside, inside) in spec.linears().items()
+    }
+
+
+def _step(start: int, lane_pages: Sequence[tuple[int, ...]]) -> StepInput:
+    pages = np.arange(len(lane_pages) * _PAGES_OF_A_ROW, dtype=np.int32).reshape(
+        -1, _PAGES_OF_A_ROW
+    )
+    count = len(lane_pages)
+    return StepInput(
+        tokens=np.full(count, 17 + start, dtype=np.int32),
+        positions=np.full(count, start, dtype=np.int32),
+        spans=[
+            Span(start, 1, own[: start // PAGE_TOKENS + 1], lanes)
+            for own, lanes in zip(pages, lane_pages, strict=True)
+        ],
+        sample_at=np.arange(count, dtype=np.int32),
+        sampling=[Sampling()] * count,
+    )
+
+
+def measure(layers: int, steps: int) -> dict[str, Cost]:
+    """Return what steps cost at one depth: of base rows, and of rows with adapters."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        rig = Rig(Path(folder), layers)
+        gc.collect()
+        gc.freeze()  # as a shard does before it is ready
+        for adapters in _ADAPTERS:
+            rig.load(adapters)
+            found[f"base, {adapters} resident"] = rig.measure(False, steps)
+            if adapters:
+                found[f"adapters, {adapters} resident"] = rig.measure(True, steps)
+    return found
+
+
+def judge(found: Mapping[int, Mapping[str, Cost]]) -> list[Promise]:
+    """Say what holds: by layers, what the cases cost."""
+    few, many = min(found), max(found)
+    promises = []
+    for case in found[many]:
+        host = found[many][case].host
+        growth = (host - found[few][case].host) / (many - few)
+        promises.append(at_most(f"{case}, {many} layers: host", host, _MOST_MS, " ms"))
+        promises.append(at_most(f"{case}: host a layer", growth, _MOST_MS_A_LAYER, " ms"))
+    for layers, cases in found.items():
+        for kind in ("base", "adapters"):
+            hosts = [cost.host for case, cost in cases.items() if case.startswith(kind)]
+            off = max(abs(host - mean(hosts)) for host in hosts) / mean(hosts)
+            what = f"{kind}, {layers} layers: off the mean over resident adapters"
+            promises.append(at_most(what, off * 100, _FLAT * 100, " %"))
+    return promises
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    args = _parser().parse_args(argv)
+    found = {}
+    for layers in map(int, args.layers.split(",")):
+        found[layers] = measure(layers, args.steps)
+        for case, cost in found[layers].items():
+            line = f"{layers:3} layers, {case:24} host {cost.host:.3f} ms, whole {cost.whole:.3f}"
+            print(line, flush=True)
+    plain = {
+        f"{layers} layers": {case: (cost.host, cost.whole) for case, cost in cases.items()}
+        for layers, cases in found.items()
+    }
+    print(f"written to {save(args.out, {'ms': plain})}")
+    return conclude(judge(found))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.xla_host", allow_abbrev=False)
+    parser.add_argument("--layers", default="4,12,32", help="depths, by commas")
+    parser.add_argument("--steps", type=int, default=300, help="of each case")
+    parser.add_argument("--out", type=Path, default=Path("bench/results/xla_host.json"))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
