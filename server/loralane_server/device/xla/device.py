@@ -1,0 +1,173 @@
+"""The XLA backend's side of the device seam: called while a graph is traced, never in a step.
+
+Weights are [in, out] here: XLA:CPU multiplies by them up to seventeen times faster than by
+[out, in], and a TPU does not mind.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch_xla
+from torch import Tensor
+
+from loralane_server.device.seam import ENDS, Linear, StepInput, TableRows, TargetTensors
+from loralane_server.device.xla.attention import Kernel, XlaAttention, plan_attention
+from loralane_server.device.xla.batch import XlaBatch
+from loralane_server.device.xla.buckets import Buckets, GraphKey
+from loralane_server.device.xla.graphs import Cell, Graphs
+from loralane_server.device.xla.lanes import XlaLanes
+from loralane_server.device.xla.layout import Layout, layout_of
+from loralane_server.device.xla.writers import LaneWriter
+from loralane_server.errors import AdapterIncompatible
+from loralane_server.model.spec import ModelSpec
+
+
+class XlaLinear:
+    """y = x W + b over a weight [in, out]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        y = x @ self._weight
+        return y if self._bias is None else y + self._bias
+
+
+class SharedLinear:
+    """y = x W^T over the embedding itself, [out, in]: no second copy in a TPU's memory."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return x @ self._weight.T
+
+
+class XlaDevice:
+    """Implements `Device`. Owns KV pages (through `XlaAttention`) and lanes (`XlaLanes`)."""
+
+    name = "xla"
+
+    def __init__(
+        self, spec: ModelSpec, buckets: Buckets, *, dtype: torch.dtype, pages: int, tpu: bool
+    ) -> None:
+        """`tpu`: compute as on a TPU, wherever this is traced (see tpu/); buckets to match."""
+        self._device = torch_xla.device()
+        self._tpu = tpu
+        self.buckets = buckets
+        #: The page for what padding writes; no row owns it.
+        self.dustbin = pages
+        self._attention = XlaAttention(
+            layers=spec.layers,
+            pages=pages,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            dtype=dtype,
+            device=self._device,
+            kernel=Kernel() if tpu else None,
+        )
+        self._lanes = XlaLanes(spec.layers, spec.linears(), buckets.lanes, dtype, self._device)
+        self._writer = LaneWriter(self._lanes, dtype, self._device, slices=tpu)
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Linear:
+        """Turn a weight round: [in, out]. On a TPU a shared one stays as it is."""
+        if shared and self._tpu:
+            assert bias is None
+            return SharedLinear(self.put(weight))
+        turned = weight.cpu().T.contiguous()
+        return XlaLinear(self.put(turned), None if bias is None else self.put(bias))
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """Bring a tensor to the device."""
+        return tensor.to(self._device)
+
+    def layout(self, key: GraphKey) -> Layout:
+        """Return how the vector of a graph is laid out."""
+        return layout_of(key, self._tpu)
+
+    def batch(self, step: StepInput) -> XlaBatch:
+        """Bring a step's input to the device; `batch_of` is what graphs are traced with."""
+        key = self.buckets.choose(step)
+        ints = torch.from_numpy(self.layout(key).pack(step, self.dustbin))
+        return self.batch_of(key, self.put(ints))
+
+    def batch_of(self, key: GraphKey, ints: Tensor) -> XlaBatch:
+        """Take a step's vector apart; ints [size of the key's layout] int32, on the device."""
+        part = self.layout(key).split(ints)
+        return XlaBatch(
+            key=key,
+            tokens=part["tokens"].long(),
+            positions=part["positions"].long(),
+            attention=plan_attention(key, part, kernel=self._tpu),
+            lanes=self._lanes.masks(part["adapter_of"], part["page_owner"]) if key.lanes else (),
+            last_token=part.get("last_token"),
+        )
+
+    def kv_cells(self) -> Sequence[Cell]:
+        """Return the cells that every forward graph updates."""
+        return self._attention.cells
+
+    def lane_cells(self, key: GraphKey) -> Sequence[Cell]:
+        """Return the cells that the forward graph of a key reads."""
+        return self._lanes.cells(key.lanes)
+
+    @property
+    def lane_graphs(self) -> int:
+        """How many graphs `compile_lanes` makes."""
+        return self._writer.declared
+
+    def compile_lanes(self, graphs: Graphs) -> None:
+        """Compile what writes lanes; before the first `write_lanes`."""
+        self._writer.compile(graphs)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: XlaBatch) -> Tensor:
+        """See `Device.attend`."""
+        return self._attention.attend(layer, q, k, v, batch.attention)
+
+    def add_lora(self, y: Tensor, x: Tensor, layer: int, group: str, batch: XlaBatch) -> None:
+        """See `Device.add_lora`."""
+        self._lanes.add(y, x, layer, group, batch.lanes)
+
+    def write_lanes(
+        self,
+        layer: int,
+        lane_pages: Sequence[int],
+        targets: Mapping[str, TargetTensors],
+        tables: Mapping[str, TableRows],
+    ) -> None:
+        """See `Device.write_lanes`. Raises `AdapterIncompatible` for what is not in lanes.
+
+        Such adapters are refused before they are read; this is so that none is ever half applied.
+        """
+        _refuse_beyond_lanes(layer, targets, tables)
+        if layer != ENDS:
+            self._writer.write(layer, lane_pages, targets)
+
+    def forget(self, lane_pages: Sequence[int]) -> None:
+        """See `Device.forget`: nothing is kept outside lanes."""
+
+    def adapt_embedding(self, x: Tensor, batch: XlaBatch) -> None:
+        """See `Device.adapt_embedding`: no adapter that would is let in."""
+
+    def adapt_logits(self, logits: Tensor, x: Tensor, batch: XlaBatch) -> None:
+        """See `Device.adapt_logits`: no adapter that would is let in."""
+
+    def samples_of(self, x: Tensor, batch: XlaBatch) -> Tensor:
+        """Pick each row's last token: sampled or not, [rows, hidden]."""
+        return x if batch.last_token is None else x.index_select(0, batch.last_token)
+
+
+def _refuse_beyond_lanes(
+    layer: int, targets: Mapping[str, TargetTensors], tables: Mapping[str, TableRows]
+) -> None:
+    if layer == ENDS:
+        beyond = [*targets, *tables]
+    else:
+        beyond = [m for m, t in targets.items() if t.gain is not None or t.shift is not None]
+    if beyond:
+        raise AdapterIncompatible(
+            f"the adapter changes {', '.join(beyond)} by more than LoRA on a layer's linears, "
+            "which --device xla does not do; --device cpu serves it"
+        )
