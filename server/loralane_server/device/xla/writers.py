@@ -5,13 +5,12 @@ with zeros, and which page it is is a number in another. So the same graph serve
 subset of targets. It is compiled for cells that stand for a layer's; to write a layer they take its
 tensors and give them back.
 
-How a page is placed differs. A is updated by columns: XLA:CPU scatters them in place, but would
-copy the whole pool for a slice; on a TPU scattering goes element by element, and a slice is in
-place.
+How a page's columns of A are placed differs. XLA:CPU is slow at slices of columns, but fast at
+scattering rows of eight numbers, which is what they are in memory; a TPU is slow at scattering, and
+places a slice as it is (bench/XLA.md).
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Final
 
 import torch
@@ -42,16 +41,15 @@ class LaneWriter:
         self._device = device
         self._slices = slices
         self._graphs: list[tuple[Graph, LayerCells]] = []
-        #: Where each linear's A [8, in] and B [8, out] begin in the vector, in numbers.
-        self._bounds = _bounds(lanes.shapes)
+        numbers = LANE_PAGE * sum(map(sum, lanes.shapes.values()))
         #: The vector on the host: filled anew for every page, and copied by the transfer.
-        self._staged = torch.zeros(self._bounds[-1][-1], dtype=dtype)
-        self._places = {
-            module: (
-                self._staged[a:b].view(LANE_PAGE, -1),
-                self._staged[b:end].view(LANE_PAGE, -1),
-            )
-            for module, (a, b, end) in zip(lanes.shapes, self._bounds, strict=True)
+        self._staged = torch.zeros(numbers, dtype=dtype)
+        a, self._b = _parts(self._staged, lanes.shapes)
+        #: By linear, [8, in]: as adapters have it, over columns of the vector.
+        self._a = {
+            module: part.T
+            for group, modules in GROUPS.items()
+            for module, part in zip(modules, a[group].split(LANE_PAGE, dim=1), strict=True)
         }
         self._page = torch.zeros(1, dtype=torch.int32)
 
@@ -79,8 +77,8 @@ class LaneWriter:
 
     def _stage(self, targets: Mapping[str, TargetTensors], first: int) -> None:
         """Lay out lanes [first, first + 8) of every target, cast and padded."""
-        for module, (a, b) in self._places.items():
-            target = targets.get(module)
+        for module, a in self._a.items():
+            b, target = self._b[module], targets.get(module)
             lanes = 0
             if target is not None:
                 lanes = min(max(target.a.shape[0] - first, 0), LANE_PAGE)
@@ -120,39 +118,49 @@ class LaneWriter:
 
     def _place(self, cells: LayerCells, width: int, lane: Tensor, lanes: Tensor) -> None:
         """Write one page's lanes, from number `lane` [1] on, to the cells of a layer."""
-        rows = {
-            module: (lanes[a:b].view(LANE_PAGE, -1), lanes[b:end].view(LANE_PAGE, -1))
-            for module, (a, b, end) in zip(self._lanes.shapes, self._bounds, strict=True)
-        }
-        for group, modules in GROUPS.items():
-            columns = torch.cat([rows[module][0] for module in modules]).T
-            begins = [place * width for place in range(len(modules))]
-            self._place_columns(cells.a[group], columns, lane, begins)
+        a, b = _parts(lanes, self._lanes.shapes)
+        place_columns = _slice_columns if self._slices else _scatter_columns
+        for group, cell in cells.a.items():
+            place_columns(cell, a[group], lane, width)
         for module, cell in cells.b.items():
-            self._place_rows(cell, rows[module][1], lane)
-
-    def _place_columns(
-        self, cell: Cell, columns: Tensor, lane: Tensor, begins: Sequence[int]
-    ) -> None:
-        """Write columns [in, linears * 8], eight at lane + each of `begins`."""
-        if self._slices:
-            for begin, part in zip(begins, columns.split(LANE_PAGE, dim=1), strict=True):
-                cell.tensor = _update_slice(cell.tensor, part, torch.zeros_like(lane), lane + begin)
-            return
-        first = torch.tensor(begins, device="cpu").to(lane.device)
-        eight = torch.arange(LANE_PAGE).to(lane.device)
-        at = (first[:, None] + eight[None, :] + lane).flatten()
-        cell.tensor.scatter_(1, at[None, :].expand(columns.shape), columns)
-
-    def _place_rows(self, cell: Cell, rows: Tensor, lane: Tensor) -> None:
-        """Write rows [8, out] from `lane` on."""
-        if self._slices:
-            cell.tensor = _update_slice(cell.tensor, rows, lane, torch.zeros_like(lane))
-        else:
-            cell.tensor.index_copy_(0, torch.arange(LANE_PAGE).to(lane.device) + lane, rows)
+            if self._slices:
+                cell.tensor = _update_slice(cell.tensor, b[module], lane, torch.zeros_like(lane))
+            else:
+                cell.tensor.index_copy_(
+                    0, torch.arange(LANE_PAGE).to(lane.device) + lane, b[module]
+                )
 
 
-def _bounds(shapes: Mapping[str, tuple[int, int]]) -> list[tuple[int, int, int]]:
-    sizes = [size * LANE_PAGE for out, in_ in shapes.values() for size in (in_, out)]
-    edges = [0, *accumulate(sizes)]
-    return list(zip(edges[::2], edges[1::2], edges[2::2], strict=False))
+def _parts(
+    vector: Tensor, shapes: Mapping[str, tuple[int, int]]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Take a page's vector apart: A by group [in, linears * 8], B by linear [8, out]."""
+    begin = 0
+
+    def take(rows: int, columns: int) -> Tensor:
+        nonlocal begin
+        begin += rows * columns
+        return vector[begin - rows * columns : begin].view(rows, columns)
+
+    a = {
+        group: take(shapes[modules[0]][1], len(modules) * LANE_PAGE)
+        for group, modules in GROUPS.items()
+    }
+    return a, {module: take(LANE_PAGE, out) for module, (out, _) in shapes.items()}
+
+
+def _scatter_columns(cell: Cell, columns: Tensor, lane: Tensor, width: int) -> None:
+    """Write columns [in, linears * 8] to [in, linears * width], each eight from `lane` on.
+
+    The eight that a row of the memory gets for a linear are a row of the memory by eights.
+    """
+    rows, linears = columns.shape[0], columns.shape[1] // LANE_PAGE
+    first = torch.arange(rows * linears) * (width // LANE_PAGE)
+    at = first.to(lane.device) + lane // LANE_PAGE
+    cell.tensor.view(-1, LANE_PAGE).index_copy_(0, at, columns.view(-1, LANE_PAGE))
+
+
+def _slice_columns(cell: Cell, columns: Tensor, lane: Tensor, width: int) -> None:
+    """Do the same slice by slice."""
+    for place, part in enumerate(columns.split(LANE_PAGE, dim=1)):
+        cell.tensor = _update_slice(cell.tensor, part, torch.zeros_like(lane), lane + place * width)
