@@ -9,11 +9,18 @@ import torch_xla
 from loralane_server.device.cpu_attention import CpuAttention
 from loralane_server.device.cpu_attention import plan_attention as cpu_plan
 from loralane_server.device.seam import Span
-from loralane_server.device.xla.attention import XlaAttention, plan_attention
+from loralane_server.device.xla.attention import (
+    Kernel,
+    KernelPlan,
+    XlaAttention,
+    plan_attention,
+)
 from loralane_server.device.xla.buckets import GraphKey, plan_buckets
 from loralane_server.device.xla.graphs import Graph, Graphs
 from loralane_server.device.xla.layout import layout_of
+from loralane_server.device.xla.mesh import Mesh
 from torch import Tensor
+from torch_xla.experimental.custom_kernel import ragged_paged_attention
 
 from tests.server.device.xla.steps import step_of
 
@@ -57,6 +64,7 @@ class Pages:
             dtype=torch.float32,
             device=torch_xla.device(),
             kernel=None,
+            mesh=Mesh(),
         )
         self.compiled: dict[GraphKey, Graph] = {}
 
@@ -175,3 +183,61 @@ def test_pages_are_updated_in_place_and_no_other_layer_is_touched() -> None:
     stored = cells[1].tensor.cpu()[row.pages[1]]  # [kv_heads, 2, page, head_dim]
     torch.testing.assert_close(stored[:, 0, :7], row.k[16:23].transpose(0, 1))
     torch.testing.assert_close(stored[:, 1, :7], row.v[16:23].transpose(0, 1))
+
+
+class ReferenceKernel(Kernel):
+    """The kernel's own definition in plain operations, run on the host: no TPU is needed."""
+
+    def attend(self, q: Tensor, kv: Tensor, plan: KernelPlan, scale: float) -> Tensor:
+        on_host = (plan.lengths, plan.pages, plan.row_begins, plan.row_count)
+        lengths, pages, begins, count = (part.cpu() for part in on_host)
+        out = ragged_paged_attention(
+            q.cpu(),
+            kv.cpu(),
+            lengths,
+            pages.long(),
+            begins,
+            count,
+            sm_scale=scale,
+            use_kernel=False,
+        )
+        padding = torch.full((q.shape[0] - out.shape[0], *out.shape[1:]), torch.nan)
+        return torch.cat((out, padding)).to(q.device)
+
+
+def test_the_kernel_is_told_the_same_step() -> None:
+    """What the kernel is defined to compute from what it is given is plain attention."""
+    attention = XlaAttention(
+        layers=1,
+        pages=PAGES,
+        kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        dtype=torch.float32,
+        device=torch_xla.device(),
+        kernel=ReferenceKernel(),
+        mesh=Mesh(),
+    )
+    buckets = plan_buckets(max_rows=6, step_tokens=64, max_len=256, lanes=0, kernel=True)
+    rows = [Row(90, range(10 * i, 10 * i + 6), seed=i) for i in range(3)]
+
+    for counts in ([20, 1, 30], [1, 1, 1], [40, 2, 20], [1, 1, 1]):
+        parts = list(zip(rows, counts, strict=True))
+        step = step_of([(r.done, n, r.pages, ()) for r, n in parts])
+        key = buckets.choose(step)
+        layout = layout_of(key, True)
+        ints = torch.from_numpy(layout.pack(step, PAGES)).to(torch_xla.device())
+        where = [(row, at) for row, n in parts for at in range(row.done, row.done + n)]
+        q, k, v = (
+            torch.stack([getattr(row, name)[at] for row, at in where]).to(torch_xla.device())
+            for name in "qkv"
+        )
+        more = (0, 0, 0, 0, 0, key.tokens - len(where))
+        q, k, v = (torch.nn.functional.pad(x, more) for x in (q, k, v))
+
+        plan = plan_attention(key, layout.split(ints), kernel=True)
+        out = attention.attend(0, q, k, v, plan).cpu()[: len(where)]
+
+        expected = torch.stack([row.expected(at) for row, at in where])
+        torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
+        for row, n in parts:
+            row.done += n

@@ -9,6 +9,7 @@ from loralane_server.device.seam import GROUPS
 from loralane_server.device.xla.graphs import Graph, Graphs
 from loralane_server.device.xla.lanes import XlaLanes
 from loralane_server.device.xla.layout import BASE, FREE
+from loralane_server.device.xla.mesh import Mesh
 from torch import Tensor
 
 from tests.xla.shapes import SHAPES
@@ -25,7 +26,7 @@ class Pool:
 
     def __init__(self, seed: int = 0) -> None:
         self.graphs = Graphs()
-        self.lanes = XlaLanes(LAYERS, SHAPES, WINDOWS, torch.float32, torch_xla.device())
+        self.lanes = XlaLanes(LAYERS, SHAPES, WINDOWS, torch.float32, torch_xla.device(), Mesh())
         generator = torch.Generator().manual_seed(seed)
         self.a = {m: torch.randn(LANES, i, generator=generator) for m, (_, i) in SHAPES.items()}
         self.b = {m: torch.randn(LANES, o, generator=generator) for m, (o, _) in SHAPES.items()}

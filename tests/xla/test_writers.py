@@ -9,6 +9,7 @@ import torch_xla.core.xla_model as xm
 from loralane_server.device.seam import GROUPS, TargetTensors
 from loralane_server.device.xla.graphs import Cell, Graphs
 from loralane_server.device.xla.lanes import XlaLanes
+from loralane_server.device.xla.mesh import Mesh
 from loralane_server.device.xla.writers import LaneWriter
 
 from tests.xla.compilations import Compilations
@@ -22,7 +23,7 @@ class Pool:
 
     def __init__(self, *, slices: bool = False) -> None:
         device = torch_xla.device()
-        self.lanes = XlaLanes(LAYERS, SHAPES, (16, 80), torch.float32, device)
+        self.lanes = XlaLanes(LAYERS, SHAPES, (16, 80), torch.float32, device, Mesh())
         self.writer = LaneWriter(self.lanes, torch.float32, device, slices=slices)
         self.writer.compile(Graphs())
         self.a = [{m: torch.zeros(80, i) for m, (_, i) in SHAPES.items()} for _ in range(LAYERS)]

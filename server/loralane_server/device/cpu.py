@@ -99,11 +99,22 @@ class CpuDevice:
         self._ends = CpuEnds(spec.vocab, spec.hidden, lanes, dtype)
         self._packs = torch.backends.mkldnn.is_available()
 
-    def pack(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Linear:
+    def pack(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        group: str | None = None,
+        shared: bool = False,
+    ) -> Linear:
         """Pack a weight, unless it is shared: a packed copy of an embedding would double it."""
         if self._packs and not shared:
             return PackedLinear(weight, bias)
         return PlainLinear(weight, bias)
+
+    def split(self, y: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """See `Device.split`: views."""
+        return y.split(list(sizes), dim=1)
 
     def put(self, tensor: Tensor) -> Tensor:
         """Return the tensor: host memory is device memory here."""
@@ -134,6 +145,10 @@ class CpuDevice:
         """See `Device.add_lora`."""
         if batch.lanes:
             self._lanes.add(y, x, layer, group, batch.lanes, batch.gains)
+
+    def whole(self, y: Tensor) -> Tensor:
+        """See `Device.whole`: it is."""
+        return y
 
     def write_lanes(
         self,

@@ -237,11 +237,22 @@ class Device(LaneMemory, Protocol[BatchT]):
     def name(self) -> str:
         """Return "cpu" or "xla"."""
 
-    def pack(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Linear:
+    def pack(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        group: str | None = None,
+        shared: bool = False,
+    ) -> Linear:
         """Take a weight [out, in]; the device may copy it into a layout of its own.
 
-        `shared`: the caller goes on using the tensor (a tied head), so a copy costs memory.
+        `group`: whose weight it is; None = the head. `shared`: the caller goes on using the tensor
+        (a tied head), so a copy costs memory.
         """
+
+    def split(self, y: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """Take apart, in dimension 1, what linears of a group left side by side."""
 
     def put(self, tensor: Tensor) -> Tensor:
         """Place a small tensor (a norm, a rotary table) or an embedding on the device."""
@@ -261,6 +272,12 @@ class Device(LaneMemory, Protocol[BatchT]):
 
         y [tokens, outs of the group] becomes (1 + gain) y + LoRA's delta + shift; x [tokens, in] is
         the group's input. Base rows are left untouched, bit for bit.
+        """
+
+    def whole(self, y: Tensor) -> Tensor:
+        """Return what a linear and `add_lora` made as [tokens, outs of the group].
+
+        Until then a device that shares its work with others may keep it in parts.
         """
 
     def adapt_embedding(self, x: Tensor, batch: BatchT) -> None:

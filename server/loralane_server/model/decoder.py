@@ -64,7 +64,9 @@ class Decoder(Generic[BatchT]):
         device = self._device
         self._layers.append(
             Layer(
-                linears={name: device.pack(w, b) for name, (w, b) in weights.linears.items()},
+                linears={
+                    name: device.pack(w, b, group=name) for name, (w, b) in weights.linears.items()
+                },
                 input_norm=device.put(weights.input_norm),
                 post_norm=device.put(weights.post_norm),
                 q_norm=None if weights.q_norm is None else device.put(weights.q_norm),
@@ -115,25 +117,27 @@ class Decoder(Generic[BatchT]):
         spec = self._spec
         qkv = self._linear(index, layer, "qkv", x, batch)
         qkv = qkv.view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
-        qk, v = qkv.split((spec.heads + spec.kv_heads, spec.kv_heads), dim=1)
+        split = self._device.split
+        qk, v = split(qkv, (spec.heads + spec.kv_heads, spec.kv_heads))
         if layer.q_norm is None or layer.k_norm is None:
             qk = rotate(qk, cos, sin)
-            q, k = qk.split((spec.heads, spec.kv_heads), dim=1)
+            q, k = split(qk, (spec.heads, spec.kv_heads))
         else:
-            q, k = qk.split((spec.heads, spec.kv_heads), dim=1)
+            q, k = split(qk, (spec.heads, spec.kv_heads))
             q = rotate(self._rms(q, layer.q_norm), cos, sin)
             k = rotate(self._rms(k, layer.k_norm), cos, sin)
         heads = self._device.attend(index, q, k, v, batch)
         return self._linear(index, layer, "o", heads, batch)
 
     def _mlp(self, index: int, layer: Layer, x: Tensor, batch: BatchT) -> Tensor:
-        gate, up = self._linear(index, layer, "gate_up", x, batch).chunk(2, dim=-1)
+        both = self._linear(index, layer, "gate_up", x, batch)
+        gate, up = self._device.split(both, (both.shape[1] // 2,) * 2)
         return self._linear(index, layer, "down", F.silu(gate) * up, batch)
 
     def _linear(self, index: int, layer: Layer, group: str, x: Tensor, batch: BatchT) -> Tensor:
         y = layer.linears[group](x)
         self._device.add_lora(y, x, index, group, batch)
-        return y
+        return self._device.whole(y)
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self._spec.norm_eps)

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-import torch_xla.experimental.custom_kernel  # registers the kernel
+import torch_xla.experimental.custom_kernel  # noqa: F401 - registers the kernel
 from torch import Tensor
 from torch.nn import functional as F
 
 from loralane_server.device.xla.buckets import GraphKey
 from loralane_server.device.xla.graphs import Cell
+from loralane_server.device.xla.mesh import Mesh
 from loralane_server.kv.pages import PAGE_TOKENS
 
 #: The kernel wants heads in whole registers.
@@ -34,16 +35,35 @@ _KERNEL_BYTES: Final = 96 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
-    """How the attention kernel works through its input: on fixed numbers, not on what it finds.
+    """The ragged paged attention kernel, and how it works through its input: in fixed portions.
 
-    Left to itself it looks its block sizes up by the TPU that is there, so nothing could be
-    compiled ahead of time.
+    Left to itself it looks these up by the TPU that is there, so nothing could be compiled ahead of
+    time.
     """
 
     #: KV pages in a block: 16 of 16 tokens are 256 keys.
     kv_pages: int = 16
     #: Query tokens in a block.
     queries: int = 32
+
+    def attend(self, q: Tensor, kv: Tensor, plan: "KernelPlan", scale: float) -> Tensor:
+        """Attend causally: q [T, heads, D] to the rows' pages of kv, already written; -> as q.
+
+        What it returns for padded tokens is anything.
+        """
+        out: Tensor = torch.ops.xla.ragged_paged_attention(
+            q,
+            kv,
+            plan.lengths,
+            plan.pages,
+            plan.row_begins,
+            plan.row_count,
+            sm_scale=scale,
+            num_kv_pages_per_block=min(self.kv_pages, plan.pages.shape[1]),
+            num_queries_per_block=min(self.queries, q.shape[0]),
+            vmem_limit_bytes=_KERNEL_BYTES,
+        )
+        return out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,6 +157,7 @@ class XlaAttention:
         dtype: torch.dtype,
         device: torch.device,
         kernel: Kernel | None,
+        mesh: Mesh,
     ) -> None:
         self._kernel = kernel
         self._kv_heads = kv_heads
@@ -144,8 +165,12 @@ class XlaAttention:
         if kernel is not None:
             padded = -(-head_dim // _HEAD_LANES) * _HEAD_LANES
             shape = (pages + 1, PAGE_TOKENS, 2 * kv_heads, padded)
+        heads = 1 if kernel is None else 2
         #: By layer.
-        self.cells = [Cell(torch.zeros(shape, dtype=dtype).to(device)) for _ in range(layers)]
+        self.cells = [
+            Cell(mesh.place(torch.zeros(shape, dtype=dtype).to(device), heads))
+            for _ in range(layers)
+        ]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
         """See `Device.attend`."""
@@ -153,12 +178,7 @@ class XlaAttention:
         if isinstance(plan, BlockPlan):
             self._write(cell, k, v, plan)
             return self._by_blocks(cell, q, plan)
-        padding = cell.tensor.shape[-1] - q.shape[-1]
-        q, k, v = (F.pad(x, (0, padding)) if padding else x for x in (q, k, v))
-        new = torch.stack((k, v), dim=2).flatten(1, 2)  # [T, 2 * kv_heads, padded head_dim]
-        slots = cell.tensor.view(-1, *new.shape[1:])
-        slots.index_put_((plan.slots.long(),), new)
-        return self._by_kernel(cell, q, plan, q.shape[-1] - padding)
+        return self._by_kernel(cell, q, k, v, plan)
 
     def _write(self, cell: Cell, k: Tensor, v: Tensor, plan: BlockPlan) -> None:
         heads, kinds = _count(self._kv_heads, k).long(), _count(2, k).long()
@@ -195,22 +215,17 @@ class XlaAttention:
         found = found.view(blocks, -1, self._kv_heads, PAGE_TOKENS, head_dim).transpose(1, 2)
         return found.reshape(blocks, self._kv_heads, -1, head_dim)
 
-    def _by_kernel(self, cell: Cell, q: Tensor, plan: KernelPlan, head_dim: int) -> Tensor:
+    def _by_kernel(self, cell: Cell, q: Tensor, k: Tensor, v: Tensor, plan: KernelPlan) -> Tensor:
         assert self._kernel is not None
-        out = torch.ops.xla.ragged_paged_attention(
-            q,
-            cell.tensor,
-            plan.lengths,
-            plan.pages,
-            plan.row_begins,
-            plan.row_count,
-            sm_scale=head_dim**-0.5,
-            num_kv_pages_per_block=min(self._kernel.kv_pages, plan.pages.shape[1]),
-            num_queries_per_block=min(self._kernel.queries, q.shape[0]),
-            vmem_limit_bytes=_KERNEL_BYTES,
-        )
-        flat: Tensor = out[..., :head_dim].flatten(1)
-        return flat
+        head_dim = q.shape[-1]
+        padding = cell.tensor.shape[-1] - head_dim
+        if padding:
+            q, k, v = (F.pad(x, (0, padding)) for x in (q, k, v))
+        new = torch.stack((k, v), dim=2).flatten(1, 2)  # [T, 2 * kv_heads, padded head_dim]
+        slots = cell.tensor.view(-1, *new.shape[1:])
+        slots.index_put_((plan.slots.long(),), new)
+        out = self._kernel.attend(q, cell.tensor, plan, head_dim**-0.5)
+        return out[..., :head_dim].flatten(1)
 
 
 def _count(end: int, like: Tensor) -> Tensor:

@@ -10,20 +10,21 @@ import torch
 import torch_xla
 from torch import Tensor
 
-from loralane_server.device.seam import ENDS, Linear, StepInput, TableRows, TargetTensors
+from loralane_server.device.seam import ENDS, GROUPS, Linear, StepInput, TableRows, TargetTensors
 from loralane_server.device.xla.attention import Kernel, XlaAttention, plan_attention
 from loralane_server.device.xla.batch import XlaBatch
 from loralane_server.device.xla.buckets import Buckets, GraphKey
 from loralane_server.device.xla.graphs import Cell, Graphs
 from loralane_server.device.xla.lanes import XlaLanes
 from loralane_server.device.xla.layout import Layout, layout_of
+from loralane_server.device.xla.mesh import CUT_BY_INPUTS, Mesh
 from loralane_server.device.xla.writers import LaneWriter
 from loralane_server.errors import AdapterIncompatible
 from loralane_server.model.spec import ModelSpec
 
 
 class XlaLinear:
-    """y = x W + b over a weight [in, out]."""
+    """y = x W + b over a weight [in, out], cut by outputs."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias
@@ -32,6 +33,30 @@ class XlaLinear:
         """See `Linear`."""
         y = x @ self._weight
         return y if self._bias is None else y + self._bias
+
+
+class PartsLinear:
+    """y = x W + b over a weight [in, out] that is cut by inputs; y in parts, see mesh.py."""
+
+    def __init__(self, mesh: Mesh, weight: Tensor, bias: Tensor | None) -> None:
+        """`bias` [devices, 1, out]: the first device's, and zeros."""
+        self._mesh, self._weight, self._bias = mesh, weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        y = self._mesh.product(x, self._weight)
+        return y if self._bias is None else y + self._bias
+
+
+class Head:
+    """Logits x W over a weight [in, vocab], gathered from wherever it is cut."""
+
+    def __init__(self, mesh: Mesh, weight: Tensor) -> None:
+        self._mesh, self._weight = mesh, weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return self._mesh.place(x @ self._weight)
 
 
 class SharedLinear:
@@ -51,10 +76,19 @@ class XlaDevice:
     name = "xla"
 
     def __init__(
-        self, spec: ModelSpec, buckets: Buckets, *, dtype: torch.dtype, pages: int, tpu: bool
+        self,
+        spec: ModelSpec,
+        buckets: Buckets,
+        *,
+        dtype: torch.dtype,
+        pages: int,
+        tpu: bool,
+        mesh: Mesh | None = None,
     ) -> None:
         """`tpu`: compute as on a TPU, wherever this is traced (see tpu/); buckets to match."""
         self._device = torch_xla.device()
+        self._mesh = mesh or Mesh()
+        self._shapes = spec.linears()
         self._tpu = tpu
         self.buckets = buckets
         #: The page for what padding writes; no row owns it.
@@ -67,20 +101,54 @@ class XlaDevice:
             dtype=dtype,
             device=self._device,
             kernel=Kernel() if tpu else None,
+            mesh=self._mesh,
         )
-        self._lanes = XlaLanes(spec.layers, spec.linears(), buckets.lanes, dtype, self._device)
+        self._lanes = XlaLanes(
+            spec.layers, self._shapes, buckets.lanes, dtype, self._device, self._mesh
+        )
         self._writer = LaneWriter(self._lanes, dtype, self._device, slices=tpu)
 
-    def pack(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> Linear:
-        """Turn a weight round: [in, out]. On a TPU a shared one stays as it is."""
+    def pack(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        group: str | None = None,
+        shared: bool = False,
+    ) -> Linear:
+        """Turn a weight round, [in, out], and cut it. On a TPU a shared one stays as it is."""
         if shared and self._tpu:
             assert bias is None
             return SharedLinear(self.put(weight))
-        turned = weight.cpu().T.contiguous()
-        return XlaLinear(self.put(turned), None if bias is None else self.put(bias))
+        weight = weight.cpu()
+        if group is None:
+            assert bias is None
+            cut = 1 if weight.shape[0] % self._mesh.devices == 0 else None
+            return Head(self._mesh, self._mesh.place(self.put(weight.T.contiguous()), cut))
+        if group in CUT_BY_INPUTS:
+            return self._pack_by_inputs(weight.T.contiguous(), bias)
+        outs = [self._shapes[module][0] for module in GROUPS[group]]
+        turned = self._mesh.interleave(weight, outs).T.contiguous()
+        if bias is not None:
+            bias = self._mesh.place(self.put(self._mesh.interleave(bias.cpu(), outs)), 0)
+        return XlaLinear(self._mesh.place(self.put(turned), 1), bias)
+
+    def _pack_by_inputs(self, turned: Tensor, bias: Tensor | None) -> Linear:
+        weight, devices = self._mesh.place(self.put(turned), 0), self._mesh.devices
+        if devices == 1:
+            return XlaLinear(weight, None if bias is None else self.put(bias))
+        if bias is not None:
+            parts = torch.zeros(devices, 1, bias.shape[0], dtype=bias.dtype)
+            parts[0, 0] = bias.cpu()
+            bias = self._mesh.place(self.put(parts), 0)
+        return PartsLinear(self._mesh, weight, bias)
+
+    def split(self, y: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """See `Device.split`."""
+        return self._mesh.split(y, sizes)
 
     def put(self, tensor: Tensor) -> Tensor:
-        """Bring a tensor to the device."""
+        """Bring a tensor to the device; to every one of them."""
         return tensor.to(self._device)
 
     def layout(self, key: GraphKey) -> Layout:
@@ -129,6 +197,10 @@ class XlaDevice:
     def add_lora(self, y: Tensor, x: Tensor, layer: int, group: str, batch: XlaBatch) -> None:
         """See `Device.add_lora`."""
         self._lanes.add(y, x, layer, group, batch.lanes)
+
+    def whole(self, y: Tensor) -> Tensor:
+        """See `Device.whole`: parts are summed over the devices."""
+        return y if y.dim() == 2 else self._mesh.sum(y)
 
     def write_lanes(
         self,

@@ -24,6 +24,7 @@ from torch import Tensor
 from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.seam import GROUPS
 from loralane_server.device.xla.graphs import Cell
+from loralane_server.device.xla.mesh import CUT_BY_INPUTS, Mesh
 
 #: For each segment of the window: whether the token owns the lane, [tokens, lanes] bool.
 Masks = tuple[Tensor, ...]
@@ -68,15 +69,20 @@ class XlaLanes:
         windows: Sequence[int],
         dtype: torch.dtype,
         device: torch.device,
+        mesh: Mesh,
     ) -> None:
         """`shapes`: (out, in) by linear; `windows`: lanes, ascending, the last holds the pool."""
         ends = sorted({window // LANE_PAGE for window in windows} | {0})
         self.shapes = shapes
+        self._mesh = mesh
         self.segments = tuple(
             Segment(
                 begin,
                 end,
-                [_layer(shapes, (end - begin) * LANE_PAGE, dtype, device) for _ in range(layers)],
+                [
+                    _layer(shapes, (end - begin) * LANE_PAGE, dtype, device, mesh)
+                    for _ in range(layers)
+                ],
             )
             for begin, end in pairwise(ends)
         )
@@ -107,17 +113,22 @@ class XlaLanes:
         )
 
     def add(self, y: Tensor, x: Tensor, layer: int, group: str, masks: Masks) -> None:
-        """Add the adapters' deltas to y [tokens, outs of the group], in place; x [tokens, in]."""
+        """Add the adapters' deltas to y, in place; x [tokens, in].
+
+        y [tokens, outs of the group], or in parts where the group is cut by inputs (see mesh.py).
+        """
         for segment, mine in zip(self.segments, masks, strict=False):
             cells = segment.layers[layer]
-            shrunk = x @ cells.a[group].tensor  # [tokens, linears * lanes]
+            a = cells.a[group].tensor
+            # [tokens, linears * lanes], or parts of that.
+            shrunk = x @ a if y.dim() == 2 else self._mesh.product(x, a)
             deltas = [
                 _masked(own, mine) @ cells.b[module].tensor
                 for module, own in zip(
-                    GROUPS[group], shrunk.split(segment.lanes, dim=1), strict=True
+                    GROUPS[group], shrunk.split(segment.lanes, dim=-1), strict=True
                 )
             ]
-            y.add_(deltas[0] if len(deltas) == 1 else torch.cat(deltas, dim=1))
+            y.add_(deltas[0] if len(deltas) == 1 else self._mesh.join(deltas))
 
 
 def _masked(shrunk: Tensor, mine: Tensor) -> Tensor:
@@ -125,15 +136,20 @@ def _masked(shrunk: Tensor, mine: Tensor) -> Tensor:
 
 
 def _layer(
-    shapes: Mapping[str, tuple[int, int]], lanes: int, dtype: torch.dtype, device: torch.device
+    shapes: Mapping[str, tuple[int, int]],
+    lanes: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    mesh: Mesh,
 ) -> LayerCells:
-    def cell(*shape: int) -> Cell:
-        return Cell(torch.zeros(shape, dtype=dtype).to(device))
+    def cell(cut: int | None, *shape: int) -> Cell:
+        return Cell(mesh.place(torch.zeros(shape, dtype=dtype).to(device), cut))
 
-    return LayerCells(
-        a={
-            group: cell(shapes[modules[0]][1], len(modules) * lanes)
-            for group, modules in GROUPS.items()
-        },
-        b={module: cell(lanes, out) for module, (out, _) in shapes.items()},
-    )
+    a, b = {}, {}
+    for group, modules in GROUPS.items():
+        by_inputs = group in CUT_BY_INPUTS
+        inside = shapes[modules[0]][1]
+        a[group] = cell(0 if by_inputs else None, inside, len(modules) * lanes)
+        for module in modules:
+            b[module] = cell(None if by_inputs else 1, lanes, shapes[module][0])
+    return LayerCells(a, b)

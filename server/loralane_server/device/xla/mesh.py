@@ -1,0 +1,72 @@
+"""Tensor parallelism: one program for all devices, weights and KV heads cut once at load (SPMD).
+
+Linears that read the residual stream (qkv, gate_up) are cut by outputs, those that write it
+(o, down) by inputs. Outputs of linears that lie side by side are ordered by device, so that each
+device holds its heads of q, k and v:
+
+    one device    q0 q1 q2 q3 | k0 k1 | v0 v1
+    two devices   q0 q1 k0 v0 | q2 q3 k1 v1
+
+A product over cut inputs is a sum over devices. It stays in *parts* [devices, tokens, out] until
+LoRA's delta, a sum over the same inputs, is added to it: so each such linear takes one all-reduce
+with LoRA as without. (Left to itself, XLA reduces LoRA's shrink on its own, because of the mask.)
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+from torch import Tensor
+
+_AXIS: Final = "devices"
+#: Groups whose linears are cut by inputs; the others are by outputs.
+CUT_BY_INPUTS: Final = frozenset({"o", "down"})
+
+
+class Mesh:
+    """All devices of this process in one line; of one device, it does nothing."""
+
+    def __init__(self, devices: int = 1) -> None:
+        """More than one: SPMD must be on, and exactly so many devices there (see hardware.py)."""
+        self.devices = devices
+        self._mesh: xs.Mesh | None = None
+        if devices > 1:
+            assert xr.is_spmd()
+            self._mesh = xs.Mesh(np.arange(devices), (devices,), (_AXIS,))
+
+    def place(self, tensor: Tensor, dim: int | None = None) -> Tensor:
+        """Cut a tensor of the device along `dim`, or copy it to every device; returns it."""
+        if self._mesh is not None:
+            spec: list[str | None] = [None] * tensor.dim()
+            if dim is not None:
+                spec[dim] = _AXIS
+            xs.mark_sharding(tensor, self._mesh, tuple(spec))
+        return tensor
+
+    def interleave(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Order rows [sum of sizes, ...] of linears that lie side by side by device."""
+        parts = [part.unflatten(0, (self.devices, -1)) for part in rows.split(list(sizes))]
+        return torch.cat(parts, dim=1).flatten(0, 1)
+
+    def split(self, y: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Take apart what lies side by side, ordered by device, in dimension 1 of y."""
+        by_device = y.unflatten(1, (self.devices, -1))
+        parts = by_device.split([size // self.devices for size in sizes], dim=2)
+        return [part.flatten(1, 2) for part in parts]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Lay side by side, ordered by device, what `split` would take apart: [tokens, sum]."""
+        by_device = [part.unflatten(1, (self.devices, -1)) for part in parts]
+        return torch.cat(by_device, dim=2).flatten(1, 2)
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return x [tokens, in] times weight [in, out], both cut by inputs, in parts."""
+        cut = x.unflatten(1, (self.devices, -1)).transpose(0, 1)
+        return torch.bmm(cut, weight.unflatten(0, (self.devices, -1)))
+
+    def sum(self, parts: Tensor) -> Tensor:
+        """Return parts [devices, tokens, out] as one tensor, the same on every device."""
+        return self.place(self.place(parts, 0).sum(0))
