@@ -65,7 +65,7 @@ def draw(
     """
     scaled = logits / temperature[:, None].clamp_min(1e-6)
     ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
-    place = torch.arange(logits.shape[-1])
+    place = torch.arange(logits.shape[-1], device=logits.device)
     kept = (top_k[:, None] <= 0) | (place < top_k[:, None])
     probs = torch.softmax(ordered.masked_fill(~kept, float("-inf")), dim=-1)
     before = probs.cumsum(dim=-1) - probs

@@ -1,0 +1,150 @@
+"""Sampling on the device, in graphs of its own, run only for steps that ask for more than greedy.
+
+    bias      adds logit_bias, so many entries a run, and takes the likeliest token anew
+    draw      draws where a row has a temperature; the likeliest token elsewhere
+    logprobs  of the chosen token, and of the likeliest `TOP`
+
+Each takes the logits [rows, vocab] where the forward graph left them. What rows ask for travels in
+one vector of float32 and one of int32, padded to the graph's rows; a padded row is greedy. The
+arithmetic is that of sampling.py, with the same draws, so a seed gives the same tokens here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loralane_server import sampling
+from loralane_server.device.seam import Int32, StepInput, StepOutput
+from loralane_server.device.xla.graphs import Graph, Graphs
+
+#: Alternatives that are reported at most: as many as the wire allows.
+TOP: Final = 20
+#: Entries of logit_bias in one run; more take more runs.
+BIASES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowGraphs:
+    """The graphs for logits of so many rows."""
+
+    bias: Graph
+    draw: Graph
+    logprobs: Graph
+
+
+class Sampler:
+    """Owns the sampling graphs of all row buckets; `compile` before the first step."""
+
+    def __init__(self, rows: Sequence[int], vocab: int, device: torch.device) -> None:
+        """`rows`: of the logits of all forward graphs, each number once."""
+        self._rows = tuple(rows)
+        self._vocab = vocab
+        self._device = device
+        self._graphs: dict[int, RowGraphs] = {}
+
+    @property
+    def declared(self) -> int:
+        """How many graphs `compile` makes."""
+        return 3 * len(self._rows)
+
+    def compile(self, graphs: Graphs) -> None:
+        """Compile the graphs of every row bucket."""
+        for rows in self._rows:
+            self._graphs[rows] = self._compiled(graphs, rows)
+
+    def sample(self, greedy: Tensor, logits: Tensor, rows: Int32, step: StepInput) -> StepOutput:
+        """Choose the step's tokens.
+
+        greedy [rows of the graph] is the likeliest token of each of logits [rows, vocab], both on
+        the device; rows [samples] says which of them is whose. Waits for the device.
+        """
+        graphs = self._graphs[logits.shape[0]]
+        tokens = greedy
+        for ids, biases in _bias_runs(step, rows, self._vocab):
+            logits, tokens = graphs.bias.run([logits, self._put(ids), self._put(biases)])
+        if any(wanted.temperature > 0 for wanted in step.sampling):
+            floats, ints = _draw_inputs(step, rows, logits.shape[0])
+            (tokens,) = graphs.draw.run([logits, self._put(floats), self._put(ints)])
+        if step.top_logprobs is None:
+            return StepOutput(tokens.cpu().numpy()[rows])
+        found = graphs.logprobs.run([logits, tokens])
+        chosen, values, ids_ = (part.cpu().numpy()[rows] for part in found)
+        of_rows = tokens.cpu().numpy()[rows]
+        if not step.top_logprobs:
+            return StepOutput(of_rows, chosen)
+        top = slice(0, step.top_logprobs)
+        return StepOutput(of_rows, chosen, ids_[:, top], values[:, top])
+
+    def _put(self, values: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+    def _compiled(self, graphs: Graphs, rows: int) -> RowGraphs:
+        logits = torch.zeros(rows, self._vocab).to(self._device)
+        tokens = torch.zeros(rows, dtype=torch.int64).to(self._device)
+        entries = [np.zeros(BIASES, np.int32), np.zeros(BIASES, np.float32)]
+        wanted = [np.zeros(3 * rows, np.float32), np.zeros(rows, np.int32)]
+
+        def graph(name: str, fn: "Callable[..., Sequence[Tensor]]", inputs: list[Tensor]) -> Graph:
+            return graphs.compile(f"{name}-r{rows}", fn, inputs)
+
+        return RowGraphs(
+            bias=graph("bias", biased, [logits, *map(self._put, entries)]),
+            draw=graph("draw", drawn, [logits, *map(self._put, wanted)]),
+            logprobs=graph("logprobs", logprobs, [logits, tokens]),
+        )
+
+
+def biased(logits: Tensor, at: Tensor, biases: Tensor) -> list[Tensor]:
+    """Add biases [n] to logits [rows, vocab] at [n], counted through; also the likeliest tokens."""
+    changed = logits.flatten().index_add(0, at, biases).view(logits.shape)
+    return [changed, changed.argmax(dim=-1)]
+
+
+def drawn(logits: Tensor, floats: Tensor, top_k: Tensor) -> list[Tensor]:
+    """Return each row's token; floats: temperature, top_p and draw of each row, in this order."""
+    temperature, top_p, uniform = floats.view(3, -1).unbind()
+    tokens = sampling.draw(logits, temperature, top_k, top_p, uniform)
+    return [torch.where(temperature > 0, tokens, logits.argmax(dim=-1))]
+
+
+def logprobs(logits: Tensor, tokens: Tensor) -> list[Tensor]:
+    """Return the tokens' log-probabilities [rows], and the likeliest `TOP`: values and ids."""
+    every = torch.log_softmax(logits, dim=-1)
+    values, ids = every.topk(min(TOP, logits.shape[-1]), dim=-1)
+    return [every.gather(-1, tokens[:, None]).squeeze(-1), values, ids]
+
+
+def _bias_runs(
+    step: StepInput, rows: Int32, vocab: int
+) -> list[tuple[Int32, "np.ndarray[tuple[int], np.dtype[np.float32]]"]]:
+    """Return the entries of all rows as runs of `BIASES`; what a run lacks adds 0 to the first."""
+    entries = [
+        (row * vocab + token, bias)
+        for row, wanted in zip(rows.tolist(), step.sampling, strict=True)
+        for token, bias in wanted.logit_bias
+    ]
+    runs = []
+    for begin in range(0, len(entries), BIASES):
+        part = entries[begin : begin + BIASES]
+        at, biases = np.zeros(BIASES, np.int32), np.zeros(BIASES, np.float32)
+        at[: len(part)] = [place for place, _ in part]
+        biases[: len(part)] = [bias for _, bias in part]
+        runs.append((at, biases))
+    return runs
+
+
+def _draw_inputs(
+    step: StepInput, rows: Int32, padded: int
+) -> tuple["np.ndarray[tuple[int], np.dtype[np.float32]]", Int32]:
+    """Return what the rows ask for, as `drawn` takes it; other rows are greedy."""
+    floats, top_k = np.zeros((3, padded), np.float32), np.zeros(padded, np.int32)
+    for row, at, wanted in zip(rows, step.sample_at, step.sampling, strict=True):
+        if wanted.temperature > 0:
+            draw = sampling.uniform(wanted.seed, int(step.positions[at]) + 1)
+            floats[:, row] = wanted.temperature, wanted.top_p, draw
+            top_k[row] = wanted.top_k
+    return floats.reshape(-1), top_k
