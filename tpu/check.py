@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from tpu.gates import Result, judge
-from tpu.records import Compiled, Exported, read_compiled, read_exported
+from tpu.records import FOLDER, Compiled, Exported, read_compiled, read_exported
 from tpu.table import markdown
 
-FOLDER: Final = Path("build/tpu")
 RESULTS: Final = Path(__file__).parent / "RESULTS.md"
 _TIMEOUT: Final = 300
 

@@ -7,6 +7,7 @@ no jax function to lower.
 """
 
 import gzip
+import io
 import json
 import os
 import sys
@@ -38,7 +39,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from tpu.chips import TARGETS, Target
 from tpu.hbm import traffic
-from tpu.hlo import HBM, HOST, Module, parse
+from tpu.hlo import HOST, Module, bytes_in, parse
 from tpu.records import Compiled, Exported, read_exported, write_compiled
 
 _COLLECTIVES: Final = (
@@ -71,8 +72,10 @@ def _compile(bytecode: bytes, graph: Exported, target: Target) -> Any:
         module = stablehlo.deserialize_portable_artifact(context, bytecode)
         _donate(module, graph.donated)
         devices = tuple(_devices(target)[: graph.partitions])
+        buffer = io.BytesIO()
+        module.operation.write_bytecode(buffer)
         return devices[0].client.compile(
-            module,
+            buffer.getvalue(),
             executable_devices=xla_client.DeviceList(devices),
             compile_options=_options(graph.partitions),
         )
@@ -107,7 +110,7 @@ def _donate(module: ir.Module, donated: Mapping[int, int]) -> None:
         if ir.StringAttr(op.attributes["sym_name"]).value == "main"
     )
     count = len(main.regions[0].blocks[0].arguments)
-    known = main.attributes.get("arg_attrs")
+    known = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else None  # noqa: SIM401 - no get
     merged = [
         {item.name: item.attr for item in ir.DictAttr(known[at])} if known is not None else {}
         for at in range(count)
@@ -128,13 +131,14 @@ def _described(
         graph.name,
         target.name,
         seconds,
-        flops=executable.cost_analysis()["flops"],
+        flops=executable.cost_analysis().get("flops", 0.0),
         arguments=memory.argument_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
         hbm_read=moved.read,
         hbm_written=moved.written,
+        loops=moved.loops,
         aliases=module.aliases,
         collectives=_collectives(module),
         host=_host(module),
@@ -162,13 +166,18 @@ def _host(module: Module) -> tuple[str, ...]:
 
 
 def _copies(module: Module, graph: Exported) -> tuple[str, ...]:
-    if not graph.donated_bytes:
-        return ()
-    least = min(graph.donated_bytes.values())
+    """Return copies from HBM to HBM of anything as large as what is to be updated in place."""
+    least = min(graph.donated_bytes.values(), default=0)
+    found = (
+        (it, computation.instructions[it.operands[0]])
+        for computation in module.running
+        for it in computation.instructions.values()
+        if it.op in _COPIES
+    )
     return tuple(
         it.name
-        for it in module.executed()
-        if it.op in _COPIES and it.shapes[0].space == HBM and it.shapes[0].nbytes >= least
+        for it, source in found
+        if least and bytes_in(it.shapes[:1]) >= least and bytes_in(source.shapes) >= least
     )
 
 

@@ -42,6 +42,8 @@ class Traffic:
 
     read: int = 0
     written: int = 0
+    #: Loops that run so often as nobody knows: counted as if once.
+    loops: int = 0
 
     @property
     def total(self) -> int:
@@ -49,17 +51,18 @@ class Traffic:
         return self.read + self.written
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(self.read + other.read, self.written + other.written)
+        return Traffic(
+            self.read + other.read, self.written + other.written, self.loops + other.loops
+        )
 
     def __mul__(self, times: int) -> "Traffic":
-        return Traffic(self.read * times, self.written * times)
+        return Traffic(self.read * times, self.written * times, self.loops)
 
 
 def traffic(module: Module, paged: frozenset[tuple[int, ...]] = frozenset()) -> Traffic:
     """Count a graph's traffic on one chip.
 
-    `paged`: dims of arrays from which kernels fetch by themselves. Raises `ValueError` for a loop
-    whose trips the compiler does not know.
+    `paged`: dims of arrays from which kernels fetch by themselves.
     """
     return _Counter(module, paged).of(module.entry)
 
@@ -90,9 +93,9 @@ class _Counter:
         return self._plain(it, operands)
 
     def _loop(self, it: Instruction) -> Traffic:
-        if it.trips is None or it.called is None:
-            raise ValueError(f"how often does {it.name} run? Its traffic cannot be counted")
-        return self.of(self.module.computations[it.called]) * it.trips
+        assert it.called is not None
+        once = self.of(self.module.computations[it.called])
+        return once + Traffic(loops=1) if it.trips is None else once * it.trips
 
     def _plain(self, it: Instruction, operands: list[Instruction]) -> Traffic:
         if it.op in _PUTS_PART:

@@ -123,15 +123,20 @@ class Module:
         text = self.header[begin : _closing(self.header, self.header.index("{", begin))]
         return {int(p): int(r or 0) for r, p in re.findall(r"\{(\d*)\}: \((\d+)", text)}
 
+    @property
+    def running(self) -> list[Computation]:
+        """The computations whose instructions run by themselves: the entry and loops' bodies."""
+        found = [self.entry]
+        for computation in found:
+            for it in computation.instructions.values():
+                if it.op in ("while", "call") and it.called:
+                    found.append(self.computations[it.called])
+        return found
+
     def executed(self) -> Iterator[Instruction]:
         """Yield what runs by itself: the instructions of the entry and of loops, not of fusions."""
-        pending = [self.entry]
-        while pending:
-            computation = pending.pop()
-            for instruction in computation.instructions.values():
-                yield instruction
-                if instruction.op in ("while", "call") and instruction.called:
-                    pending.append(self.computations[instruction.called])
+        for computation in self.running:
+            yield from computation.instructions.values()
 
 
 def parse(text: str) -> Module:

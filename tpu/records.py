@@ -8,7 +8,10 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+#: Where they are, unless told otherwise.
+FOLDER: Final = Path("build/tpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class Compiled:
     code: int = 0
     hbm_read: int = 0
     hbm_written: int = 0
+    #: Loops in it that count once in these, because the compiler does not say how often they run.
+    loops: int = 0
     #: Parameter -> result.
     aliases: Mapping[int, int] = field(default_factory=dict)
     #: Operation -> how many.

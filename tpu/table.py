@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from tpu.chips import GIB, TARGETS
-from tpu.gates import Result, Verdict
+from tpu.gates import Extra, Result, Verdict, extras
 
 _HEAD = (
     "| graph | chip | compile s | peak HBM GiB | limit | in place | flops G | HBM GB a run | "
-    "all-reduce | kernels |"
+    "LoRA adds | all-reduce | kernels |"
 )
 
 
@@ -43,18 +43,19 @@ def _preface(results: Sequence[Result], versions: Mapping[str, str]) -> Iterator
 
 def _figures(results: Sequence[Result]) -> Iterator[str]:
     yield _HEAD
-    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: |"
+    more = extras(results)
     for result in results:
-        yield _line(result)
+        yield _line(result, more.get(result.name))
 
 
-def _line(result: Result) -> str:
+def _line(result: Result, extra: Extra | None) -> str:
     graph, compiled = result.graph, result.compiled
     limit = TARGETS[compiled.target].hbm_limit / GIB
     fewer = "" if graph.layers == graph.model_layers else f", {graph.layers} layers"
     cells = [graph.name + fewer, compiled.target, f"{compiled.seconds:.1f}"]
     if compiled.error is not None:
-        cells += ["refused", f"{limit:.2f}", "", "", "", "", ""]
+        cells += ["refused", f"{limit:.2f}", "", "", "", "", "", ""]
     else:
         cells += [
             f"{result.peak / GIB:.2f}",
@@ -62,6 +63,7 @@ def _line(result: Result) -> str:
             f"{compiled.aliased / GIB:.2f} GiB",
             f"{compiled.flops / 1e9:.1f}",
             f"{result.hbm / 1e9:.2f}",
+            "" if extra is None else str(extra),
             str(sum(compiled.collectives.values())),
             str(compiled.kernels),
         ]

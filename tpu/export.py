@@ -1,0 +1,234 @@
+"""Exports the shard's own graphs at the shapes of real models, as StableHLO.
+
+    PJRT_DEVICE=CPU python -m tpu.export [--out FOLDER] [--only WORD]
+
+Decoder, device, lane writers and sampler are those that serve; they are told to trace as on a TPU.
+Weights, KV pages and lanes are placeholders, so every model is exported whole.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+from loralane_server.device.seam import GROUPS, LayerWeights
+from loralane_server.device.xla.batch import XlaBatch
+from loralane_server.device.xla.buckets import Buckets, GraphKey, plan_buckets
+from loralane_server.device.xla.device import XlaDevice
+from loralane_server.device.xla.sampler import Sampler
+from loralane_server.device.xla.tracing import Cell, Trace, trace
+from loralane_server.kv.pages import PAGE_TOKENS
+from loralane_server.model.decoder import Decoder
+from loralane_server.model.spec import ModelSpec, model_spec
+from torch import Tensor
+
+from tpu.kernels import lowered_for_tpu
+from tpu.placeholders import Placeholders
+from tpu.plans import CONTEXT, SHARDS, Shard, Step
+from tpu.records import FOLDER, Exported, write_exported
+from tpu.shapes import MODELS
+
+_DTYPE: Final = torch.bfloat16
+
+
+class WithoutLora(XlaDevice):
+    """The same device with no LoRA in it: what graphs are compared with."""
+
+    def add_lora(self, y: Tensor, x: Tensor, layer: int, group: str, batch: XlaBatch) -> None:
+        """Leave y as it is."""
+
+    def adapt_embedding(self, x: Tensor, batch: XlaBatch) -> None:
+        """Leave x as it is."""
+
+    def adapt_logits(self, logits: Tensor, x: Tensor, batch: XlaBatch) -> None:
+        """Leave logits as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A shard's device and decoder, without a byte of weights."""
+
+    spec: ModelSpec
+    device: XlaDevice
+    decoder: Decoder[XlaBatch]
+    #: Bytes of weights, KV pages and lanes.
+    resident: int
+
+
+class Exporter:
+    """Takes the place of `Graphs`: what a shard would compile is written down instead."""
+
+    def __init__(self, folder: Path, shard: Shard, built: Built) -> None:
+        self._folder, self._shard, self._built = folder, shard, built
+
+    def compile(
+        self,
+        name: str,
+        fn: Callable[..., Sequence[Tensor]],
+        inputs: Sequence[Tensor],
+        *,
+        updated: Sequence[Cell] = (),
+        read: Sequence[Cell] = (),
+    ) -> None:
+        """Export `fn(*inputs)` as a graph that is no step; see `Graphs.compile`."""
+        self._export(name, Step("decode", 0, None), fn, inputs, updated, read)
+
+    def step(self, step: Step) -> None:
+        """Export the forward graph of a step."""
+        device, decoder = self._built.device, self._built.decoder
+        key = _key(device.buckets, step)
+        ints = device.put(torch.zeros(device.layout(key).size, dtype=torch.int32))
+
+        def forward(ints: Tensor) -> list[Tensor]:
+            logits = decoder.logits(device.batch_of(key, ints)).float()
+            return [logits.argmax(-1).int(), logits]
+
+        word = "none" if step.lanes is None else f"lanes-{step.lanes}"
+        name = f"{step.kind}-{step.tokens}.{word}"
+        self._export(name, step, forward, [ints], device.kv_cells(), device.lane_cells(key))
+
+    def _export(
+        self,
+        name: str,
+        step: Step,
+        fn: Callable[..., Sequence[Tensor]],
+        inputs: Sequence[Tensor],
+        updated: Sequence[Cell],
+        read: Sequence[Cell],
+    ) -> None:
+        with trace(fn, inputs, updated=updated, read=read) as traced:
+            bytecode = xm.get_stablehlo_bytecode(list(traced.results))
+            record = self._record(name, step, traced)
+        write_exported(self._folder, record, bytecode)
+        print(f"  {record.name}: {len(bytecode):,} bytes", flush=True)
+
+    def _record(self, name: str, step: Step, traced: Trace) -> Exported:
+        spec, shard = self._built.spec, self._shard
+        tensors = [
+            source.tensor if isinstance(source, Cell) else source for source in traced.sources
+        ]
+        places = {id(cell): at for at, cell in enumerate(traced.updated)}
+        donated = {
+            at: places[id(source)]
+            for at, source in enumerate(traced.sources)
+            if id(source) in places
+        }
+        page = tuple(self._built.device.kv_cells()[0].tensor.shape)
+        decoding = step.tokens if step.kind == "decode" else 0
+        return Exported(
+            name=f"{shard.name}.{name}",
+            model=shard.model,
+            model_layers=spec.layers,
+            layers=spec.layers,
+            kind=step.kind if step.tokens else name,
+            tokens=step.tokens,
+            lanes=step.lanes,
+            donated=donated,
+            donated_bytes={at: _nbytes(tensors[at]) for at in donated},
+            paged=(page,),
+            fetched=decoding * CONTEXT * spec.layers * page[2] * page[3] * _DTYPE.itemsize,
+            context=CONTEXT,
+            kernels=spec.layers if step.tokens else 0,
+            resident=self._built.resident,
+            arguments=sum(_nbytes(tensor) for tensor in tensors if isinstance(tensor, Tensor)),
+            targets=tuple(target.name for target in shard.targets),
+            expected=shard.expected,
+        )
+
+
+def export_shard(folder: Path, shard: Shard) -> None:
+    """Export everything that is wanted of a shard."""
+    with_lora, without = ([s for s in shard.steps if (s.lanes is None) == none] for none in (0, 1))
+    for kind, steps in ((XlaDevice, with_lora), (WithoutLora, without)):
+        if not steps:
+            continue
+        built = build(shard, kind)
+        exporter = Exporter(folder, shard, built)
+        for step in steps:
+            exporter.step(step)
+        if shard.others and kind is XlaDevice:
+            built.device.compile_lanes(exporter)
+            Sampler([shard.max_rows], built.spec.vocab, torch_xla.device()).compile(exporter)
+
+
+def build(shard: Shard, kind: type[XlaDevice]) -> Built:
+    """Build a shard's device and decoder; call it while `Placeholders` are active."""
+    spec = model_spec(MODELS[shard.model])
+    buckets = plan_buckets(
+        max_rows=shard.max_rows,
+        step_tokens=shard.step_tokens,
+        max_len=shard.max_len,
+        lanes=shard.lanes,
+        kernel=True,
+    )
+    page_bytes = 2 * spec.layers * spec.kv_size * PAGE_TOKENS * _DTYPE.itemsize
+    with Placeholders() as made:
+        device = kind(spec, buckets, dtype=_DTYPE, pages=shard.kv_memory // page_bytes, tpu=True)
+        decoder = Decoder(spec, device, shard.max_len)
+        for _ in range(spec.layers):
+            decoder.add_layer(_layer(spec))
+        embedding = device.put(_shape(spec.vocab, spec.hidden))
+        head = (
+            device.pack(embedding, None, shared=True)
+            if spec.tied_head
+            else device.pack(_shape(spec.vocab, spec.hidden), None)
+        )
+        decoder.set_ends(embedding, device.put(_shape(spec.hidden)), head)
+    return Built(spec, device, decoder, made.nbytes)
+
+
+def _layer(spec: ModelSpec) -> LayerWeights:
+    sizes = spec.linears()
+    return LayerWeights(
+        linears={
+            group: (_shape(sum(sizes[m][0] for m in modules), sizes[modules[0]][1]), None)
+            for group, modules in GROUPS.items()
+        },
+        input_norm=_shape(spec.hidden),
+        post_norm=_shape(spec.hidden),
+    )
+
+
+def _shape(*dims: int) -> Tensor:
+    return torch.empty(dims, dtype=_DTYPE, device="meta")
+
+
+def _key(buckets: Buckets, step: Step) -> GraphKey:
+    """Return the declared key that a step runs in."""
+    return next(
+        key
+        for key in buckets.declared()
+        if (key.kind, key.tokens, key.lanes) == (step.kind, step.tokens, step.lanes or 0)
+    )
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def main() -> None:
+    """Export what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tpu.export", description=__doc__)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--only", default="", help="shards with this in their name")
+    arguments = parser.parse_args()
+    for old in [*arguments.out.glob("*.mlirbc"), *arguments.out.glob("*.json")]:
+        old.unlink()
+    with lowered_for_tpu(), torch.no_grad():
+        for shard in SHARDS:
+            if arguments.only in shard.name:
+                print(f"== exporting {shard.name}", flush=True)
+                with Placeholders():
+                    export_shard(arguments.out, shard)
+    names = ("torch", "torch_xla")
+    (arguments.out / "versions").write_text(json.dumps({name: version(name) for name in names}))
+
+
+if __name__ == "__main__":
+    main()
