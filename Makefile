@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 XLA := .venv-xla
+TPU := .venv-tpu
 CLIENTS := .venv-clients
 PROTO := .venv-proto
 PIP := -m pip --disable-pip-version-check install --progress-bar on
 
-.PHONY: setup demo serve test cases fuzz soak check proto setup-xla test-xla bench bench-cold \
+.PHONY: setup demo serve test cases fuzz soak check proto setup-xla test-xla tpu-check bench bench-cold \
 	bench-storm bench-xla-host bench-xla-decode bench-xla-load \
 	bench-flood bench-rotation bench-overload bench-long-prompt bench-failover \
 	bench-sim bench-plots clean
@@ -33,6 +34,11 @@ test-xla bench-xla-host bench-xla-decode bench-xla-load: export PJRT_DEVICE = CP
 EXACTNESS := $(addprefix tests/server/test_exactness,.py _scheduling.py _wild.py)
 test-xla: $(XLA)/.ready
 	$(XLA)/bin/python -m pytest --device=xla tests/xla $(EXACTNESS)
+
+# The shard's graphs, compiled for TPUs without one; nothing is run. Minutes; writes tpu/RESULTS.md.
+tpu-check: $(XLA)/.ready $(TPU)/.ready
+	PJRT_DEVICE=CPU $(XLA)/bin/python -m tpu.export
+	$(TPU)/bin/python -m tpu.check
 
 # A case file over the wire: one line a case, exit status 1 on a failure.
 cases: $(VENV)/.dev
@@ -101,7 +107,7 @@ bench-plots: $(VENV)/.dev
 	$(BIN)/python -m bench.fairness
 
 clean:
-	rm -rf $(VENV) $(XLA) $(CLIENTS) $(PROTO)
+	rm -rf $(VENV) $(XLA) $(TPU) $(CLIENTS) $(PROTO)
 
 $(VENV)/.runtime: pyproject.toml constraints/cpu.txt
 	@echo "== $(VENV): installing Loralane and torch for the CPU (about 1 GB; a minute or two)"
@@ -121,6 +127,12 @@ $(XLA)/.ready: pyproject.toml constraints/xla.txt
 	$(XLA)/bin/python $(PIP) -c constraints/xla.txt pip
 	$(XLA)/bin/python $(PIP) -c constraints/xla.txt --editable '.[xla,pallas]'
 	$(XLA)/bin/python $(PIP) -c constraints/xla.txt --group test
+	touch $@
+
+$(TPU)/.ready: constraints/tpu-aot.txt
+	@echo "== $(TPU): installing the TPU compiler (libtpu) and jax to speak to it (1 GB; a minute)"
+	test -x $(TPU)/bin/python || $(PYTHON) -m venv $(TPU)
+	$(TPU)/bin/python $(PIP) -r constraints/tpu-aot.txt
 	touch $@
 
 $(CLIENTS)/.ready: constraints/clients.txt

@@ -11,11 +11,10 @@ import io
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any
 
 # Before jax is imported: look for no TPU, ask no metadata server, share the library.
 os.environ |= {
@@ -39,14 +38,9 @@ from jaxlib.mlir.dialects import stablehlo
 
 from tpu.chips import TARGETS, Target
 from tpu.hbm import traffic
-from tpu.hlo import HOST, Module, bytes_in, parse
+from tpu.hlo import Module, parse
 from tpu.records import Compiled, Exported, read_exported, write_compiled
-
-_COLLECTIVES: Final = (
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
-)  # fmt: skip
-_HOST_OPS: Final = frozenset("infeed outfeed send recv send-done recv-done".split())
-_COPIES: Final = ("copy", "copy-start")
+from tpu.structure import collectives, copies, host_transfers, kernels
 
 
 def compile_graph(folder: Path, graph: Exported, target: Target) -> Compiled:
@@ -140,44 +134,10 @@ def _described(
         hbm_written=moved.written,
         loops=moved.loops,
         aliases=module.aliases,
-        collectives=_collectives(module),
-        host=_host(module),
-        kernels=sum(it.target == "tpu_custom_call" for it in module.executed()),
-        copies=_copies(module, graph),
-    )
-
-
-def _collectives(module: Module) -> dict[str, int]:
-    # Also inside of fusions: there the compiler joins them with products.
-    ops = Counter(
-        it.op.removesuffix("-start")
-        for computation in module.computations.values()
-        for it in computation.instructions.values()
-    )
-    return {op: ops[op] for op in _COLLECTIVES if ops[op]}
-
-
-def _host(module: Module) -> tuple[str, ...]:
-    return tuple(
-        f"{it.op} {it.name}"
-        for it in module.executed()
-        if it.op in _HOST_OPS or any(shape.space == HOST for shape in it.shapes)
-    )
-
-
-def _copies(module: Module, graph: Exported) -> tuple[str, ...]:
-    """Return copies from HBM to HBM of anything as large as what is to be updated in place."""
-    least = min(graph.donated_bytes.values(), default=0)
-    found = (
-        (it, computation.instructions[it.operands[0]])
-        for computation in module.running
-        for it in computation.instructions.values()
-        if it.op in _COPIES
-    )
-    return tuple(
-        it.name
-        for it, source in found
-        if least and bytes_in(it.shapes[:1]) >= least and bytes_in(source.shapes) >= least
+        collectives=collectives(module),
+        host=host_transfers(module),
+        kernels=kernels(module),
+        copies=copies(module, min(graph.donated_bytes.values(), default=0)),
     )
 
 

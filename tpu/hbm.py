@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tpu.hlo import HBM, Computation, Instruction, Module, Shape, bytes_in
+from tpu.structure import KERNEL
 
 #: Move nothing: names for what is there, or ends of what was counted where it began.
 _FREE: Final = frozenset(
@@ -33,7 +34,6 @@ _SEEN_THROUGH: Final = frozenset("bitcast reshape transpose copy convert custom-
 _TAKES_PART: Final = frozenset("slice dynamic-slice gather".split())
 #: Change a part of their first operand; which operand is the new part.
 _PUTS_PART: Final = {"dynamic-update-slice": 1, "scatter": 2}
-_KERNEL: Final = "tpu_custom_call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,9 @@ class _Counter:
             rest = sum(bytes_in(o.shapes) for o in operands[1:])
             return Traffic(taken + rest, bytes_in(it.shapes))
         read = [s for o in operands for s in o.shapes]
-        if it.target == _KERNEL:
+        if it.target == KERNEL:
             read = [s for s in read if s.dims not in self.paged]
-        written = [s for s in it.shapes if it.target != _KERNEL or s.dims not in self.paged]
+        written = [s for s in it.shapes if it.target != KERNEL or s.dims not in self.paged]
         return Traffic(bytes_in(read), bytes_in(written))
 
     def _fusion(self, it: Instruction, operands: list[Instruction]) -> Traffic:
