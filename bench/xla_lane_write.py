@@ -1,4 +1,4 @@
-"""How long one layer of an adapter takes into its lanes on XLA, and whether the pool stays in place.
+"""How long one layer of an adapter takes into its lanes on XLA; does the pool stay in place?
 
     PJRT_DEVICE=CPU python -m bench.xla_lane_write [--writes 60]
 
@@ -20,7 +20,6 @@ from loralane_server.device.seam import TargetTensors
 from loralane_server.device.threads import use_threads
 from loralane_server.device.xla.graphs import Graphs
 from loralane_server.device.xla.lanes import XlaLanes
-from loralane_server.device.xla.mesh import Mesh
 from loralane_server.device.xla.mesh import Mesh
 from loralane_server.device.xla.writers import LaneWriter
 

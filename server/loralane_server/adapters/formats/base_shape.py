@@ -34,6 +34,18 @@ def parts_of(module: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a shard's device applies of an adapter beside LoRA on the layers' linears."""
+
+    #: What the device is called with --device.
+    device: str = "cpu"
+    #: Gain and shift of the layers' linears: DoRA's magnitudes, biases.
+    vectors: bool = True
+    #: Anything at the embedding and the head.
+    ends: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class BaseShape:
     """What adapters are checked against."""
 
@@ -49,6 +61,8 @@ class BaseShape:
     tied_head: bool = False
     #: Names of the modules that have a bias.
     biased: frozenset[str] = frozenset()
+    #: Adapters that need more of the device are refused.
+    abilities: Abilities = Abilities()
 
     _shapes: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from loralane_server.adapters.formats.abilities import check_abilities
 from loralane_server.adapters.formats.base_shape import BaseShape
 from loralane_server.adapters.formats.headers import TensorRef
 from loralane_server.adapters.formats.names import Part, Place, place_of
@@ -69,7 +70,7 @@ def build_index(
 
     Raises:
         AdapterIncompatible: a tensor that maps nowhere or lacks its other half, or a shape, rank
-            or dtype that does not fit; `tensors` names them.
+            or dtype that does not fit, or what the device does not apply; `tensors` names them.
         AdapterCorrupt: no tensors at all.
         AdapterTooLarge: more lanes than the shard has, or tables above the budget.
     """
@@ -80,6 +81,7 @@ def build_index(
     linears = {place: _without_tables(parts) for place, parts in found.items()}
     targets = build_targets({at: parts for at, parts in linears.items() if parts}, spec, base)
     tables = build_tables({m: parts for (n, m), parts in found.items() if n == ENDS}, spec, base)
+    check_abilities(base.abilities, targets.values(), tables)
     rank = max((target.rank for target in targets.values()), default=0)
     _check_rank(rank, max_rank)
     by_layer: dict[int, list[Target]] = {}

@@ -13,7 +13,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from loralane_server.adapters.formats.base_shape import module_name
+from loralane_server.adapters.formats.abilities import unable
+from loralane_server.adapters.formats.base_shape import Abilities, module_name
 from loralane_server.adapters.formats.index import AdapterIndex
 from loralane_server.adapters.formats.targets import Rows, Target
 from loralane_server.adapters.reading.factors import (
@@ -65,10 +66,18 @@ class LayerTensors:
 class Reader:
     """Reads layers for a shard that computes in `dtype`; any thread.
 
-    `base` gives the base's own weights, for adapters that are relative to them (DoRA, biases).
+    `base` gives the base's own weights, for adapters that are relative to them (DoRA, biases);
+    `abilities` are the device's.
     """
 
-    def __init__(self, dtype: torch.dtype, reads: Reads, base: BaseWeights | None = None) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        reads: Reads,
+        base: BaseWeights | None = None,
+        abilities: Abilities = Abilities(),  # noqa: B008 - frozen
+    ) -> None:
+        self._abilities = abilities
         self._dtype = dtype
         self._reads = reads
         self._base = base
@@ -81,7 +90,8 @@ class Reader:
 
         Raises:
             AdapterCorrupt: truncated, changed since it was resolved, or not finite.
-            AdapterIncompatible: relative to the base's weights, which are not at hand.
+            AdapterIncompatible: relative to the base's weights, which are not at hand; or with
+                tables that are not the base's own, which the device does not apply.
             AdapterTooLarge: tables that turn out to differ from the base's are above the budget.
             AdapterNotFound, SourceUnavailable: as `files`.
         """
@@ -92,6 +102,9 @@ class Reader:
         if layer == ENDS and index.tables:
             reading = TableFiles(files, self._reads, self._dtype, self._base)
             tables, factors = reading.read(index.tables, factors)
+            if tables and not self._abilities.ends:
+                names = [copy.ref.name for copy in index.tables.copies]
+                raise unable(self._abilities, f"its own {' and '.join(tables)}", names)
         read = time.perf_counter()
         with self._casting:
             began_casting = time.perf_counter()

@@ -83,7 +83,7 @@ class AdapterStore:
         self._layers = (ENDS, *range(base.layers))
         self._host_moves = HostMoves(len(self._layers))
         self._cache = HostCache(host_cache_bytes, self._host_moves.note)
-        self._reader = Reader(dtype, self._reads, base_weights)
+        self._reader = Reader(dtype, self._reads, base_weights, base.abilities)
         self._indexes = Indexes(base, max_rank, self._reads)
         self._workers = Workers()
         self._loads = Loads(self._cache, self._workers, self._layers)

@@ -50,8 +50,13 @@ def saved_model(config: PretrainedConfig, folder: Path) -> PreTrainedModel:
     return model
 
 
-def save_adapter(model: PreTrainedModel, folder: Path, **fields: Any) -> None:
-    """Train nothing, but change all that PEFT would train, and let PEFT save it."""
+def save_adapter(
+    model: PreTrainedModel, folder: Path, *, saves_tables: bool = False, **fields: Any
+) -> None:
+    """Train nothing, but change all that PEFT would train, and let PEFT save it.
+
+    `saves_tables`: the embedding and the head, too, as PEFT does after a resize.
+    """
     config = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=10, **fields)
     adapted: Any = get_peft_model(copy.deepcopy(model), config)
     torch.manual_seed(3)
@@ -59,7 +64,7 @@ def save_adapter(model: PreTrainedModel, folder: Path, **fields: Any) -> None:
         for weight in adapted.parameters():
             if weight.requires_grad:
                 weight.add_(torch.randn_like(weight), alpha=0.2)
-    adapted.save_pretrained(folder)
+    adapted.save_pretrained(folder, save_embedding_layers=saves_tables or "auto")
 
 
 def peft_logits(model: PreTrainedModel, folder: Path) -> Tensor:
