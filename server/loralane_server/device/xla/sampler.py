@@ -98,17 +98,27 @@ class Sampler:
         )
 
 
+def likeliest(logits: Tensor) -> Tensor:
+    """Return the likeliest token of each row: the first of equals, and the first NaN if any.
+
+    XLA's own argmax passes over NaN, and takes the last token where there is nothing else.
+    """
+    nan = logits.isnan()
+    return torch.where(nan.any(dim=-1), nan.int().argmax(dim=-1), logits.argmax(dim=-1))
+
+
 def biased(logits: Tensor, at: Tensor, biases: Tensor) -> list[Tensor]:
     """Add biases [n] to logits [rows, vocab] at [n], counted through; also the likeliest tokens."""
     changed = logits.flatten().index_add(0, at, biases).view(logits.shape)
-    return [changed, changed.argmax(dim=-1)]
+    return [changed, likeliest(changed)]
 
 
 def drawn(logits: Tensor, floats: Tensor, top_k: Tensor) -> list[Tensor]:
     """Return each row's token; floats: temperature, top_p and draw of each row, in this order."""
     temperature, top_p, uniform = floats.view(3, -1).unbind()
     tokens = sampling.draw(logits, temperature, top_k, top_p, uniform)
-    return [torch.where(temperature > 0, tokens, logits.argmax(dim=-1))]
+    draws = (temperature > 0) & ~logits.isnan().any(dim=-1)
+    return [torch.where(draws, tokens, likeliest(logits))]
 
 
 def logprobs(logits: Tensor, tokens: Tensor) -> list[Tensor]:
