@@ -14,17 +14,22 @@ import torch_xla
 from loralane_server.adapters.pool import lanes_for
 from loralane_server.config import ShardConfig
 from loralane_server.device.seam import Sampling
+from loralane_server.kv.pages import PAGE_TOKENS
 from loralane_server.rows import Admission
+from transformers import LlamaConfig
 
 from tests import reference
-from tests.server.conftest import Listener, digest_of, make_family, running
+from tests.server.conftest import Listener, digest_of, running
 from tests.xla.compilations import Compilations
 
 ROOT = Path(__file__).parents[2]
 STEPS = 1000
-ROWS, LENGTH, STEP_TOKENS = 6, 96, 24
-#: Room for a few of the forty: they take each other's lanes all the time.
-LANES = 128
+#: They give two sizes of KV and three windows of lanes.
+ROWS, LENGTH, STEP_TOKENS = 6, 512, 64
+#: Room for half of the forty: they take each other's lanes all the time.
+LANES = 512
+#: Room for three of the longest rows: others stop for them, and go on later.
+KV_MEMORY = 100 * 2 * 3 * 2 * 16 * 4 * PAGE_TOKENS
 RANKS = (1, 4, 8, 12, 24, 64)
 TARGETS = (
     reference.LINEARS,
@@ -47,7 +52,12 @@ FORTY = tuple(
 
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
-    folder = make_family("llama", tmp_path_factory.mktemp("forty"), FORTY)
+    folder = tmp_path_factory.mktemp("forty")
+    longer = {**reference.FAMILIES["llama"].to_dict(), "max_position_embeddings": LENGTH}
+    model = reference.random_model(LlamaConfig(**longer))
+    reference.save_model(model, folder / "model")
+    for seed, recipe in enumerate(FORTY):
+        reference.save_adapter(model, recipe, folder / "adapters" / recipe.name, seed)
     config = ShardConfig(
         model=str(folder / "model"),
         adapter_roots=(folder / "adapters",),
@@ -56,6 +66,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
         max_rows=ROWS,
         max_model_len=LENGTH,
         lanes=LANES,
+        kv_memory=KV_MEMORY,
         step_tokens=STEP_TOKENS,
     )
     with running(config) as listener:
@@ -131,7 +142,10 @@ def test_a_thousand_steps_of_every_kind_compile_nothing(shard: Listener) -> None
     assert Compilations.so_far() == before
     events = [event for row in shard.rows.values() for event in row]
     assert [event.error for event in events if event.error] == []
-    assert len(shard.rows) > STEPS // 20  # it did come and go
+    assert len(shard.rows) > STEPS // 20  # they did come and go
+    residents = [event.residency for event in shard.steps]
+    evicted = {r.digest for change in residents for r in change if r.tier != "device"}
+    assert len(evicted) > len(FORTY) // 2
 
 
 def test_what_would_compile_is_counted() -> None:
