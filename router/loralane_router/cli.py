@@ -60,7 +60,7 @@ MODEL_FLAGS: Final = (
     Flag("--adapter-ttl", "SECONDS", "forget adapters that were unused for so long; 0 = never"),
     Flag("--preload", "NAME", "an adapter that is resident before requests are taken", many=True),
     Flag("--pin", "NAME", "the same, and never evicted", many=True),
-    Flag("--device", None, "where to compute", ("auto", "cpu")),
+    Flag("--device", None, "where to compute", ("auto", "cpu", "xla")),
     Flag("--dtype", None, "what to compute in", ("auto", "float32", "bfloat16")),
     Flag("--max-model-len", "N", "prompt and generated tokens together, at most"),
     Flag("--max-rows", "N", "requests that run at once, at most"),

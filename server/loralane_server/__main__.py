@@ -74,7 +74,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter-ttl", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--preload", action="append", default=[], metavar="NAME")
     parser.add_argument("--pin", action="append", default=[], metavar="NAME")
-    parser.add_argument("--device", choices=("auto", "cpu"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "xla"), default="auto")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--max-model-len", type=int, metavar="N")
     parser.add_argument("--max-rows", type=int, default=32, metavar="N")

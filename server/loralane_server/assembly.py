@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -16,17 +16,23 @@ from loralane_server.adapters.formats.base_shape import BaseShape
 from loralane_server.adapters.pool import LANE_PAGE, AdapterPool
 from loralane_server.adapters.sources.s3_source import S3Settings
 from loralane_server.adapters.store.store import AdapterStore
+from loralane_server.backends import (
+    ABILITIES,
+    DTYPES,
+    Plan,
+    choose_device,
+    choose_dtype,
+    open_backend,
+)
 from loralane_server.config import ShardConfig
-from loralane_server.device.cpu import CpuDevice
 from loralane_server.device.threads import use_threads
 from loralane_server.engine import Engine
 from loralane_server.errors import ModelUnsupported
 from loralane_server.kv.pages import PAGE_TOKENS, PageTable, pages_for
 from loralane_server.limits import Limits
 from loralane_server.model.base_weights import BaseWeights
-from loralane_server.model.eager import EagerRunner
 from loralane_server.model.spec import ModelSpec, read_model_spec
-from loralane_server.model.weights import has_bias, load_decoder
+from loralane_server.model.weights import has_bias
 from loralane_server.service import ShardFacts
 
 log = logging.getLogger(__name__)
@@ -40,7 +46,6 @@ _TOKENIZER_FILES: Final = (
     "chat_template.jinja",
     "generation_config.json",
 )
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +116,17 @@ def base_shape(spec: ModelSpec, dtype: str) -> BaseShape:
 def open_store(config: ShardConfig, model: Model) -> AdapterStore:
     """Return the adapter store of a base model."""
     dtype = choose_dtype(config, model.spec)
+    base = replace(base_shape(model.spec, dtype), abilities=ABILITIES[choose_device(config)])
     return AdapterStore(
-        base_shape(model.spec, dtype),
-        dtype=_DTYPES[dtype],
+        base,
+        dtype=DTYPES[dtype],
         aliases=aliases_of(config),
         roots=config.adapter_roots,
         s3=S3Settings(config.adapter_cache),
         host_cache_bytes=config.host_cache,
         base_name=model.model_id,
         max_rank=config.lanes // LANE_PAGE * LANE_PAGE,
-        base_weights=BaseWeights(model.folder, model.spec, _DTYPES[dtype]),
+        base_weights=BaseWeights(model.folder, model.spec, DTYPES[dtype]),
     )
 
 
@@ -130,18 +136,15 @@ def assemble(config: ShardConfig) -> Shard:
     spec = model.spec
     use_threads(1)  # this thread only reads and packs weights
     dtype = choose_dtype(config, spec)
-    max_len, pages = plan_memory(config, spec, _DTYPES[dtype])
+    max_len, pages = plan_memory(config, spec, DTYPES[dtype])
     log.info(
         "%s (%s) in %s, up to %d tokens a row", model.model_id, spec.architecture, dtype, max_len
     )
-    device = CpuDevice(
-        spec, dtype=_DTYPES[dtype], pages=pages, page_tokens=PAGE_TOKENS, lanes=config.lanes
-    )
-    decoder = load_decoder(model.folder, spec, device, _DTYPES[dtype], max_len)
+    backend = open_backend(Plan(model.folder, spec, DTYPES[dtype], max_len, pages, config))
     store = open_store(config, model)
     engine = Engine(
-        EagerRunner(decoder, device),
-        device,
+        backend.runner,
+        backend.lanes,
         store,
         pool=AdapterPool(config.lanes),
         pages=PageTable(pages),
@@ -155,7 +158,7 @@ def assemble(config: ShardConfig) -> Shard:
         model_id=model.model_id,
         architecture=spec.architecture,
         dtype=dtype,
-        device=device.name,
+        device=backend.name,
         vocab_size=spec.vocab,
         max_model_len=max_len,
         eos_token_ids=spec.eos_token_ids,
@@ -164,13 +167,6 @@ def assemble(config: ShardConfig) -> Shard:
         tokenizer_files=tuple(_read_files(model.folder, _TOKENIZER_FILES)),
     )
     return Shard(engine, store, facts)
-
-
-def choose_dtype(config: ShardConfig, spec: ModelSpec) -> str:
-    """Return the dtype to compute in: the one asked for, else float32 only if stored so."""
-    if config.dtype != "auto":
-        return config.dtype
-    return "float32" if spec.stored_dtype in ("float32", "float64") else "bfloat16"
 
 
 def plan_memory(config: ShardConfig, spec: ModelSpec, dtype: torch.dtype) -> tuple[int, int]:

@@ -23,7 +23,8 @@ class ShardConfig:
     adapter_roots: tuple[AdapterRoot, ...] = ()
     #: Where downloads from S3 are kept; None = ~/.cache/loralane.
     adapter_cache: Path | None = None
-    device: Literal["auto", "cpu"] = "auto"
+    #: auto = xla where there is a TPU to use, else cpu.
+    device: Literal["auto", "cpu", "xla"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     #: None = what the model was made for, if its KV pages fit.
     max_model_len: int | None = None

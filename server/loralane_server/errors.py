@@ -11,7 +11,8 @@ ShardError
 ├── SourceUnavailable          the hub or a disk does not answer; worth retrying
 ├── Overloaded                 no free row, page or lane now; worth retrying
 ├── InvalidRequest             a request that no retry will make right
-└── ModelUnsupported           the base model cannot be served exactly (raised at start only)
+├── ModelUnsupported           the base model cannot be served exactly (raised at start only)
+└── DeviceFailed               the device's memory is in no known state: the shard ends
 
 Each carries the `ErrorKind` that crosses the wire; the router turns kinds into status codes.
 """
@@ -108,3 +109,10 @@ class InvalidRequest(ShardError):
 
 class ModelUnsupported(ShardError):
     """The base model cannot be served exactly; raised before a shard is ready."""
+
+
+class DeviceFailed(ShardError):
+    """A computation failed that updates memory in place: nothing there can be relied on any more.
+
+    The engine ends with it, so that routers continue its rows elsewhere.
+    """

@@ -15,7 +15,7 @@ from typing import Final
 from loralane_server.adapters.pool import AdapterPool
 from loralane_server.adapters.store.store import AdapterStore
 from loralane_server.device.seam import LaneMemory, StepOutput, StepRunner
-from loralane_server.errors import ShardError
+from loralane_server.errors import DeviceFailed, ShardError
 from loralane_server.kv.pages import PageTable
 from loralane_server.kv.row_pages import RowPages
 from loralane_server.limits import Limits
@@ -198,9 +198,14 @@ class StepLoop:
     def _attempt(
         self, parts: Sequence[Part], compute: Callable[[], StepOutput | None]
     ) -> StepOutput | None:
-        """Return what `compute` does; if it raises, fail the rows of the step and return None."""
+        """Return what `compute` does; if it raises, fail the rows of the step and return None.
+
+        Raises `DeviceFailed`: no later step could be trusted.
+        """
         try:
             return compute()
+        except DeviceFailed:
+            raise
         except Exception as exc:
             log.exception("the step after step %d failed", self._steps)
             for row, _ in parts:

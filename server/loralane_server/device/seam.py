@@ -231,7 +231,7 @@ BatchT = TypeVar("BatchT", bound=Batch)
 
 
 class Device(LaneMemory, Protocol[BatchT]):
-    """One backend, generic in its own form of a step's input."""
+    """What the decoder calls of a backend, generic in its own form of a step's input."""
 
     @property
     def name(self) -> str:
@@ -256,9 +256,6 @@ class Device(LaneMemory, Protocol[BatchT]):
 
     def put(self, tensor: Tensor) -> Tensor:
         """Place a small tensor (a norm, a rotary table) or an embedding on the device."""
-
-    def batch(self, step: StepInput) -> BatchT:
-        """Bring a step's input to the device."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: BatchT) -> Tensor:
         """Write k and v to the rows' pages, then attend causally to all that the pages hold.
@@ -293,8 +290,15 @@ class Device(LaneMemory, Protocol[BatchT]):
         x [samples, hidden] is what the head took. In the order of `adapt_embedding`.
         """
 
-    def sample(self, logits: Tensor, batch: BatchT) -> StepOutput:
-        """Choose one token for each row of logits [samples, vocab]."""
-
     def samples_of(self, x: Tensor, batch: BatchT) -> Tensor:
         """Pick the tokens whose logits are needed: x [tokens, hidden] -> [samples, hidden]."""
+
+
+class EagerDevice(Device[BatchT], Protocol[BatchT]):
+    """A device that computes at once what it is told, in shapes of any size."""
+
+    def batch(self, step: StepInput) -> BatchT:
+        """Bring a step's input to the device."""
+
+    def sample(self, logits: Tensor, batch: BatchT) -> StepOutput:
+        """Choose one token for each row of logits [samples, vocab]."""

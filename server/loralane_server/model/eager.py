@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Generic
 
-from loralane_server.device.seam import BatchT, Device, GraphCount, StepInput, StepOutput
+from loralane_server.device.seam import BatchT, EagerDevice, GraphCount, StepInput, StepOutput
 from loralane_server.model.decoder import Decoder, Flow
 
 
 class EagerRunner(Generic[BatchT]):
     """Implements `StepRunner` for a device that computes what it is told at once."""
 
-    def __init__(self, decoder: Decoder[BatchT], device: Device[BatchT]) -> None:
+    def __init__(self, decoder: Decoder[BatchT], device: EagerDevice[BatchT]) -> None:
         self._decoder = decoder
         self._device = device
 
@@ -39,7 +39,7 @@ class EagerParts(Generic[BatchT]):
     """Implements `StepInParts`: how far one step has come."""
 
     decoder: Decoder[BatchT]
-    device: Device[BatchT]
+    device: EagerDevice[BatchT]
     step: StepInput
     #: What the next layer takes; None before the first.
     flow: Flow | None = None

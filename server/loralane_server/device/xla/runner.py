@@ -1,0 +1,120 @@
+"""Steps on XLA: every graph compiled before the first step, then one vector in, tokens out.
+
+    choose     the smallest declared shape that holds the step        buckets.py
+    lay out    the step as one vector of int32, one transfer          layout.py
+    run        the compiled forward graph; logits stay on the device  graphs.py
+    sample     a graph of its own, only if a row asks for more than the likeliest token
+    fetch      the tokens
+
+What the host does in a step depends on its rows; nothing is done for each layer or adapter.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_xla
+from torch import Tensor
+from tqdm import tqdm
+
+from loralane_server.device.seam import GraphCount, StepInParts, StepInput, StepOutput
+from loralane_server.device.xla.batch import XlaBatch
+from loralane_server.device.xla.buckets import GraphKey
+from loralane_server.device.xla.device import XlaDevice
+from loralane_server.device.xla.graphs import Graph, Graphs
+from loralane_server.device.xla.layout import Layout, rows_of_samples
+from loralane_server.device.xla.sampler import Sampler, likeliest
+from loralane_server.errors import DeviceFailed
+from loralane_server.model.decoder import Decoder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forward:
+    """The forward graph of one shape, and how its input is laid out."""
+
+    layout: Layout
+    graph: Graph
+
+
+class XlaRunner:
+    """Implements `StepRunner`. Owns the compiled forward graphs."""
+
+    #: Steps are graphs, compiled as a whole.
+    parts = 0
+
+    def __init__(self, decoder: Decoder[XlaBatch], device: XlaDevice, vocab: int) -> None:
+        """`compile` before the first step."""
+        self._decoder = decoder
+        self._device = device
+        self._forwards: dict[GraphKey, Forward] = {}
+        self._graphs = Graphs()
+        self._keys = device.buckets.declared()
+        rows = sorted({key.rows for key in self._keys})
+        self._sampler = Sampler(rows, vocab, torch_xla.device())
+
+    @property
+    def graphs(self) -> GraphCount:
+        """See `StepRunner.graphs`."""
+        forward, lanes = len(self._keys), self._device.lane_graphs
+        return GraphCount(forward + lanes + self._sampler.declared, self._graphs.compiled)
+
+    def compile(self) -> None:
+        """Compile every graph that steps and lane writes will need, showing how far it is."""
+        began = time.perf_counter()
+        with tqdm(total=self.graphs.declared, desc="compiling", unit="graph") as bar:
+            self._graphs = Graphs(began=_shown_in(bar))
+            self._device.compile_lanes(self._graphs)
+            self._sampler.compile(self._graphs)
+            for key in self._keys:
+                self._forwards[key] = self._compiled(key)
+            bar.update(self._graphs.compiled - bar.n)
+        self._graphs.close()
+        count = self.graphs
+        assert count.compiled == count.declared, f"{count.declared} graphs declared, not {count}"
+        log.info("%d graphs compiled in %.1f s", count.compiled, time.perf_counter() - began)
+
+    def run(self, step: StepInput) -> StepOutput:
+        """See `StepRunner.run`. Raises `DeviceFailed`."""
+        forward = self._forwards[self._device.buckets.choose(step)]
+        ints = torch.from_numpy(forward.layout.pack(step, self._device.dustbin))
+        rows = rows_of_samples(step)
+        try:
+            tokens, logits = forward.graph.run([self._device.put(ints)])
+            return self._sampler.sample(tokens, logits, rows, step)
+        except RuntimeError as exc:
+            raise DeviceFailed(f"the device failed in a step: {exc}") from exc
+
+    def begin(self, step: StepInput) -> StepInParts:
+        """See `StepRunner.begin`."""
+        raise NotImplementedError("graphs are compiled for whole steps")
+
+    def _compiled(self, key: GraphKey) -> Forward:
+        device = self._device
+        layout = device.layout(key)
+
+        def forward(ints: Tensor) -> Sequence[Tensor]:
+            logits = self._decoder.logits(device.batch_of(key, ints)).float()
+            return [likeliest(logits), logits]
+
+        ints = device.put(torch.zeros(layout.size, dtype=torch.int32))
+        graph = self._graphs.compile(
+            key.name, forward, [ints], updated=device.kv_cells(), read=device.lane_cells(key)
+        )
+        return Forward(layout, graph)
+
+
+def _shown_in(bar: "tqdm[Any]") -> Callable[[str], None]:
+    """Return what moves a bar as graphs are compiled, one after another."""
+    names: list[str] = []
+
+    def show(name: str) -> None:
+        bar.update(len(names) - bar.n)
+        bar.set_postfix_str(name)
+        names.append(name)
+
+    return show

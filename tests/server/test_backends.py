@@ -1,0 +1,35 @@
+"""Which device a shard computes on, and in what."""
+
+from importlib.util import find_spec
+
+import pytest
+from loralane_server.backends import choose_device
+from loralane_server.config import ShardConfig
+from loralane_server.errors import ModelUnsupported
+
+HAS_XLA = find_spec("torch_xla") is not None
+without_xla = pytest.mark.skipif(HAS_XLA, reason="torch_xla is installed here")
+with_xla = pytest.mark.skipif(not HAS_XLA, reason="needs torch_xla")
+
+
+def test_the_cpu_is_used_unless_there_is_a_tpu() -> None:
+    assert choose_device(ShardConfig(), {}) == "cpu"
+    assert choose_device(ShardConfig(), {"PJRT_DEVICE": "CPU"}) == "cpu"
+    assert choose_device(ShardConfig(device="cpu"), {"PJRT_DEVICE": "TPU"}) == "cpu"
+
+
+@with_xla
+def test_a_tpu_is_used_where_there_is_one() -> None:
+    assert choose_device(ShardConfig(), {"PJRT_DEVICE": "TPU"}) == "xla"
+    assert choose_device(ShardConfig(device="xla"), {}) == "xla"
+
+
+@without_xla
+def test_a_tpu_is_not_used_by_itself_without_torch_xla() -> None:
+    assert choose_device(ShardConfig(), {"PJRT_DEVICE": "TPU"}) == "cpu"
+
+
+@without_xla
+def test_xla_without_torch_xla_is_refused_with_what_to_install() -> None:
+    with pytest.raises(ModelUnsupported, match=r"pip install 'loralane\[xla\]'"):
+        choose_device(ShardConfig(device="xla"), {})
