@@ -31,7 +31,7 @@ setup-xla: $(XLA)/.ready
 # The XLA backend on the CPU, and the exactness suite on it.
 test-xla: export OMP_WAIT_POLICY = PASSIVE
 test-xla bench-xla-host bench-xla-decode bench-xla-load: export PJRT_DEVICE = CPU
-EXACTNESS := $(addprefix tests/server/test_exactness,.py _scheduling.py _wild.py)
+EXACTNESS := tests/server/test_exactness.py tests/server/test_exactness_scheduling.py
 test-xla: $(XLA)/.ready
 	$(XLA)/bin/python -m pytest --device=xla tests/xla $(EXACTNESS)
 

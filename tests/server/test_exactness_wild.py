@@ -16,7 +16,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, PretrainedConfig
 
 from tests import reference
-from tests.conftest import DeviceName
 from tests.server.conftest import digest_of, running
 
 pytestmark = [
@@ -104,16 +103,12 @@ def save_adapter(model: Any, fields: Fields, folder: Path, seed: int) -> None:
 
 
 def serve(
-    folder: Path,
-    adapters: list[str],
-    expected: Mapping[tuple[str, int], list[int]],
-    device: DeviceName,
+    folder: Path, adapters: list[str], expected: Mapping[tuple[str, int], list[int]]
 ) -> set[tuple[str, int]]:
     """Serve every adapter and the base on every prompt, mixed; return who was wrong."""
     config = ShardConfig(
         model=str(folder / "model"),
         adapter_roots=(folder / "adapters",),
-        device=device,
         dtype="float32",
         max_rows=ROWS,
         lanes=LANES,
@@ -148,7 +143,7 @@ def check_reference(expected: Mapping[tuple[str, int], list[int]]) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_tokens_equal_those_of_peft(name: str, tmp_path: Path, device: DeviceName) -> None:
+def test_tokens_equal_those_of_peft(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     model = reference.random_model(family.config)
     reference.save_model(model, tmp_path / "model")
@@ -160,7 +155,7 @@ def test_tokens_equal_those_of_peft(name: str, tmp_path: Path, device: DeviceNam
         expected |= {(adapter, i): tokens for i, tokens in enumerate(found)}
     check_reference(expected)
 
-    wrong = serve(tmp_path, list(family.adapters), expected, device)
+    wrong = serve(tmp_path, list(family.adapters), expected)
 
     assert wrong == set()
 
@@ -205,7 +200,7 @@ def twin_of_phi3(model: Any) -> Any:
 
 @pytest.mark.parametrize("served", ["fused", "split"])
 def test_adapters_for_split_linears_serve_a_fused_base_and_the_reverse(
-    served: str, tmp_path: Path, device: DeviceName
+    served: str, tmp_path: Path
 ) -> None:
     fused: Any = reference.random_model(reference.PHI3)
     split = twin_of_phi3(fused)
@@ -220,6 +215,6 @@ def test_adapters_for_split_linears_serve_a_fused_base_and_the_reverse(
         expected |= {(adapter, i): tokens for i, tokens in enumerate(answers(trained, folder))}
     check_reference(expected)
 
-    wrong = serve(tmp_path, list(adapters), expected, device)
+    wrong = serve(tmp_path, list(adapters), expected)
 
     assert wrong == set()
