@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Final, Protocol
 
 import torch_xla
@@ -20,9 +21,11 @@ from torch import Tensor
 
 from loralane_server.device.xla.dynamo_graph import DynamoGraph
 from loralane_server.device.xla.tracing import Cell as Cell
-from loralane_server.device.xla.tracing import Input, Trace, trace
+from loralane_server.device.xla.tracing import Input, Source, Trace, trace
 
 _C = torch_xla._XLAC
+
+_TENSOR: Final = attrgetter("tensor")
 
 _PRIVATE: Final = (
     "_check_tensor_need_materialization",
@@ -52,28 +55,29 @@ class Graph(Protocol):
 class CachedGraph:
     """A graph in torch_xla's cache, and who its parameters are."""
 
-    def __init__(self, traced: Trace) -> None:
+    def __init__(self, traced: Trace, inputs: Sequence[Tensor]) -> None:
         with _donations():
             self._hash = _C._get_graph_hash(list(traced.results))
             _C._xla_warm_up_cache(list(traced.results), [])
         self._updated = tuple(traced.updated)
-        sources = list(enumerate(traced.sources))
-        self._inputs = [(at, source.place) for at, source in sources if isinstance(source, Input)]
-        self._cells = [(at, source) for at, source in sources if isinstance(source, Cell)]
-        #: The parameters; those of inputs and cells change with every run.
-        self._arguments = [source if isinstance(source, Tensor) else None for _, source in sources]
+        self._inputs = tuple(Cell(tensor) for tensor in inputs)
+        #: The parameters. Who takes hundreds of them in a step takes them all alike, from cells.
+        self._parameters = tuple(map(self._cell_of, traced.sources))
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """See `Graph`."""
-        arguments = self._arguments
-        for at, place in self._inputs:
-            arguments[at] = inputs[place]
-        for at, cell in self._cells:
-            arguments[at] = cell.tensor
+        for cell, tensor in zip(self._inputs, inputs, strict=True):
+            cell.tensor = tensor
+        arguments = list(map(_TENSOR, self._parameters))
         results: list[Tensor] = _C._run_cached_graph(self._hash, arguments)
         for cell, tensor in zip(self._updated, results, strict=False):
             cell.tensor = tensor
         return results[len(self._updated) :]
+
+    def _cell_of(self, source: Source) -> Cell:
+        if isinstance(source, Input):
+            return self._inputs[source.place]
+        return source if isinstance(source, Cell) else Cell(source)
 
 
 class Graphs:
@@ -124,7 +128,7 @@ class Graphs:
         graph: Graph
         if self._cached:
             with trace(fn, inputs, updated=updated, read=read) as traced:
-                graph = CachedGraph(traced)
+                graph = CachedGraph(traced, inputs)
         else:
             graph = DynamoGraph(fn, inputs, [*updated, *read], len(updated))
         self._graphs[name] = graph
