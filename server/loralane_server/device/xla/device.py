@@ -49,14 +49,15 @@ class PartsLinear:
 
 
 class Head:
-    """Logits x W over a weight [in, vocab], gathered from wherever it is cut."""
+    """Logits x W over a weight [in, vocab]; where it is cut by outputs, they are gathered."""
 
-    def __init__(self, mesh: Mesh, weight: Tensor) -> None:
-        self._mesh, self._weight = mesh, weight
+    def __init__(self, mesh: Mesh, weight: Tensor, *, cut: bool) -> None:
+        self._mesh, self._weight, self._cut = mesh, weight, cut
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        return self._mesh.place(x @ self._weight)
+        y = x @ self._weight
+        return self._mesh.gather(y, 1) if self._cut else y
 
 
 class SharedLinear:
@@ -123,8 +124,9 @@ class XlaDevice:
         weight = weight.cpu()
         if group is None:
             assert bias is None
-            cut = 1 if weight.shape[0] % self._mesh.devices == 0 else None
-            return Head(self._mesh, self._mesh.place(self.put(weight.T.contiguous()), cut))
+            cut = self._mesh.devices > 1 and weight.shape[0] % self._mesh.devices == 0
+            turned = self._mesh.place(self.put(weight.T.contiguous()), 1 if cut else None)
+            return Head(self._mesh, turned, cut=cut)
         if group in CUT_BY_INPUTS:
             return self._pack_by_inputs(weight.T.contiguous(), bias)
         outs = [self._shapes[module][0] for module in GROUPS[group]]

@@ -46,6 +46,11 @@ class Mesh:
             xs.mark_sharding(tensor, self._mesh, tuple(spec))
         return tensor
 
+    def gather(self, tensor: Tensor, dim: int) -> Tensor:
+        """Return a tensor that is computed in parts along `dim`, whole on every device."""
+        # Two places need two operations; without the first, what it is made of is gathered.
+        return self.place(self.place(tensor, dim) * 1)
+
     def interleave(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """Order rows [sum of sizes, ...] of linears that lie side by side by device."""
         parts = [part.unflatten(0, (self.devices, -1)) for part in rows.split(list(sizes))]
