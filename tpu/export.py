@@ -21,8 +21,9 @@ from loralane_server.device.seam import GROUPS, LayerWeights
 from loralane_server.device.xla.batch import XlaBatch
 from loralane_server.device.xla.buckets import Buckets, GraphKey, plan_buckets
 from loralane_server.device.xla.device import XlaDevice
+from loralane_server.device.xla.graphs import Graph, Graphs
 from loralane_server.device.xla.sampler import Sampler
-from loralane_server.device.xla.tracing import Cell, Trace, trace
+from loralane_server.device.xla.tracing import Cell, Input, Source, Trace, trace
 from loralane_server.kv.pages import PAGE_TOKENS
 from loralane_server.model.decoder import Decoder
 from loralane_server.model.spec import ModelSpec, model_spec
@@ -61,10 +62,19 @@ class Built:
     resident: int
 
 
-class Exporter:
-    """Takes the place of `Graphs`: what a shard would compile is written down instead."""
+class NotRun:
+    """Implements `Graph` where nothing runs."""
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Raise: it was exported."""
+        raise NotImplementedError("this graph was exported, not compiled")
+
+
+class Exporter(Graphs):
+    """What a shard would compile is written down instead."""
 
     def __init__(self, folder: Path, shard: Shard, built: Built) -> None:
+        super().__init__()
         self._folder, self._shard, self._built = folder, shard, built
 
     def compile(
@@ -75,9 +85,10 @@ class Exporter:
         *,
         updated: Sequence[Cell] = (),
         read: Sequence[Cell] = (),
-    ) -> None:
+    ) -> Graph:
         """Export `fn(*inputs)` as a graph that is no step; see `Graphs.compile`."""
         self._export(name, Step("decode", 0, None), fn, inputs, updated, read)
+        return NotRun()
 
     def step(self, step: Step) -> None:
         """Export the forward graph of a step."""
@@ -110,9 +121,7 @@ class Exporter:
 
     def _record(self, name: str, step: Step, traced: Trace) -> Exported:
         spec, shard = self._built.spec, self._shard
-        tensors = [
-            source.tensor if isinstance(source, Cell) else source for source in traced.sources
-        ]
+        sizes = [_nbytes(source) for source in traced.sources]
         places = {id(cell): at for at, cell in enumerate(traced.updated)}
         donated = {
             at: places[id(source)]
@@ -130,13 +139,13 @@ class Exporter:
             tokens=step.tokens,
             lanes=step.lanes,
             donated=donated,
-            donated_bytes={at: _nbytes(tensors[at]) for at in donated},
+            donated_bytes={at: sizes[at] for at in donated},
             paged=(page,),
             fetched=decoding * CONTEXT * spec.layers * page[2] * page[3] * _DTYPE.itemsize,
             context=CONTEXT,
             kernels=spec.layers if step.tokens else 0,
             resident=self._built.resident,
-            arguments=sum(_nbytes(tensor) for tensor in tensors if isinstance(tensor, Tensor)),
+            arguments=sum(sizes),
             targets=tuple(target.name for target in shard.targets),
             expected=shard.expected,
         )
@@ -208,7 +217,11 @@ def _key(buckets: Buckets, step: Step) -> GraphKey:
     )
 
 
-def _nbytes(tensor: Tensor) -> int:
+def _nbytes(source: Source) -> int:
+    """Bytes of what stays in memory; a step's input is little."""
+    if isinstance(source, Input):
+        return 0
+    tensor = source.tensor if isinstance(source, Cell) else source
     return tensor.numel() * tensor.element_size()
 
 

@@ -60,7 +60,7 @@ def placeholder(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def _nbytes(size: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     dims = size[0] if size and not isinstance(size[0], int) else size
-    return math.prod(dims) * (kwargs.get("dtype") or torch.get_default_dtype()).itemsize
+    return int(math.prod(dims) * (kwargs.get("dtype") or torch.get_default_dtype()).itemsize)
 
 
 def _to_xla(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
