@@ -27,7 +27,7 @@ _RATIO: Final = 4
 #: Rungs of a ladder at most: each one multiplies the graphs, and each graph is compiled at start.
 _RUNGS: Final = 3
 #: Smaller ones would save nothing that can be measured.
-_LEAST_PAGES: Final = 8
+_LEAST_PAGES: Final = 16
 _LEAST_TOKENS: Final = 32
 _LEAST_LANES: Final = 128
 _NARROW: Final = 16

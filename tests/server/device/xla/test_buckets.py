@@ -92,7 +92,7 @@ def test_many_short_prompts_take_narrow_blocks_and_a_long_one_wide_ones() -> Non
     assert long.blocks < short.blocks
 
 
-@pytest.mark.parametrize(("length", "graphs"), [(256, 27), (512, 54), (8192, 81)])
+@pytest.mark.parametrize(("length", "graphs"), [(256, 27), (512, 27), (2048, 54), (8192, 81)])
 def test_shapes_are_few(length: int, graphs: int) -> None:
     buckets = planned(Limits(rows=32, length=length, lanes=512, step_tokens=512))
 
