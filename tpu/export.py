@@ -22,6 +22,7 @@ from loralane_server.device.xla.batch import XlaBatch
 from loralane_server.device.xla.buckets import Buckets, GraphKey, plan_buckets
 from loralane_server.device.xla.device import XlaDevice
 from loralane_server.device.xla.graphs import Graph, Graphs
+from loralane_server.device.xla.runner import forward_of
 from loralane_server.device.xla.sampler import Sampler
 from loralane_server.device.xla.tracing import Cell, Input, Source, Trace, trace
 from loralane_server.kv.pages import PAGE_TOKENS
@@ -95,14 +96,16 @@ class Exporter(Graphs):
         device, decoder = self._built.device, self._built.decoder
         key = _key(device.buckets, step)
         ints = device.put(torch.zeros(device.layout(key).size, dtype=torch.int32))
-
-        def forward(ints: Tensor) -> list[Tensor]:
-            logits = decoder.logits(device.batch_of(key, ints)).float()
-            return [logits.argmax(-1).int(), logits]
-
         word = "none" if step.lanes is None else f"lanes-{step.lanes}"
         name = f"{step.kind}-{step.tokens}.{word}"
-        self._export(name, step, forward, [ints], device.kv_cells(), device.lane_cells(key))
+        self._export(
+            name,
+            step,
+            forward_of(decoder, device, key),
+            [ints],
+            device.kv_cells(),
+            device.lane_cells(key),
+        )
 
     def _export(
         self,

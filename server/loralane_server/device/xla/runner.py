@@ -96,16 +96,24 @@ class XlaRunner:
     def _compiled(self, key: GraphKey) -> Forward:
         device = self._device
         layout = device.layout(key)
-
-        def forward(ints: Tensor) -> Sequence[Tensor]:
-            logits = self._decoder.logits(device.batch_of(key, ints)).float()
-            return [likeliest(logits), logits]
-
+        forward = forward_of(self._decoder, device, key)
         ints = device.put(torch.zeros(layout.size, dtype=torch.int32))
         graph = self._graphs.compile(
             key.name, forward, [ints], updated=device.kv_cells(), read=device.lane_cells(key)
         )
         return Forward(layout, graph)
+
+
+def forward_of(
+    decoder: Decoder[XlaBatch], device: XlaDevice, key: GraphKey
+) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Return what the forward graph of a key computes from a step's vector; tpu/ exports it too."""
+
+    def forward(ints: Tensor) -> Sequence[Tensor]:
+        logits = decoder.logits(device.batch_of(key, ints)).float()
+        return [likeliest(logits), logits]
+
+    return forward
 
 
 def _shown_in(bar: "tqdm[Any]") -> Callable[[str], None]:
