@@ -62,6 +62,7 @@ MODEL_FLAGS: Final = (
     Flag("--pin", "NAME", "the same, and never evicted", many=True),
     Flag("--device", None, "where to compute", ("auto", "cpu", "xla")),
     Flag("--dtype", None, "what to compute in", ("auto", "float32", "bfloat16")),
+    Flag("--tensor-parallel", "N", "devices that share the model (XLA only)"),
     Flag("--max-model-len", "N", "prompt and generated tokens together, at most"),
     Flag("--max-rows", "N", "requests that run at once, at most"),
     Flag("--lanes", "N", "lanes of the adapter pool: the sum of ranks that fit"),

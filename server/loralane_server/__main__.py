@@ -76,6 +76,9 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pin", action="append", default=[], metavar="NAME")
     parser.add_argument("--device", choices=("auto", "cpu", "xla"), default="auto")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument(
+        "--tensor-parallel", type=int, default=1, metavar="N", help="devices that share the model"
+    )
     parser.add_argument("--max-model-len", type=int, metavar="N")
     parser.add_argument("--max-rows", type=int, default=32, metavar="N")
     parser.add_argument("--lanes", type=int, default=512, metavar="N")

@@ -85,6 +85,10 @@ def open_backend(plan: Plan) -> Backend:
 
 
 def _open_cpu(plan: Plan) -> Backend:
+    if plan.config.tensor_parallel > 1:
+        raise ModelUnsupported(
+            "--tensor-parallel needs several XLA devices: use --device xla, or leave it out"
+        )
     device = CpuDevice(
         plan.spec,
         dtype=plan.dtype,
@@ -100,9 +104,12 @@ def _open_xla(plan: Plan) -> Backend:
     from loralane_server.device.xla import hardware
     from loralane_server.device.xla.buckets import plan_buckets
     from loralane_server.device.xla.device import XlaDevice
+    from loralane_server.device.xla.mesh import Mesh
     from loralane_server.device.xla.runner import XlaRunner
 
     config, tpu = plan.config, hardware.has_tpu()
+    _check_divisible(plan.spec, config.tensor_parallel)
+    hardware.use_devices(config.tensor_parallel)
     if config.threads is not None:
         hardware.use_threads(config.threads)
     buckets = plan_buckets(
@@ -112,11 +119,32 @@ def _open_xla(plan: Plan) -> Backend:
         lanes=config.lanes,
         kernel=tpu,
     )
-    device = XlaDevice(plan.spec, buckets, dtype=plan.dtype, pages=plan.pages, tpu=tpu)
+    device = XlaDevice(
+        plan.spec,
+        buckets,
+        dtype=plan.dtype,
+        pages=plan.pages,
+        tpu=tpu,
+        mesh=Mesh(config.tensor_parallel),
+    )
     decoder = load_decoder(plan.folder, plan.spec, device, plan.dtype, plan.max_len)
     runner = XlaRunner(decoder, device, plan.spec.vocab)
     runner.compile()
     return Backend("xla", runner, device)
+
+
+def _check_divisible(spec: ModelSpec, devices: int) -> None:
+    """Raise `ModelUnsupported` if the model cannot be cut into equal parts."""
+    sizes = {
+        "attention heads": spec.heads,
+        "KV heads": spec.kv_heads,
+        "MLP width": spec.linears()["gate_proj"][0],
+    }
+    for what, size in sizes.items():
+        if size % devices:
+            raise ModelUnsupported(
+                f"--tensor-parallel {devices}: the model's {what}, {size}, cannot be divided so"
+            )
 
 
 def _has_tpu() -> bool:

@@ -26,6 +26,8 @@ class ShardConfig:
     #: auto = xla where there is a TPU to use, else cpu.
     device: Literal["auto", "cpu", "xla"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    #: Devices that share one model; more than one only with XLA.
+    tensor_parallel: int = 1
     #: None = what the model was made for, if its KV pages fit.
     max_model_len: int | None = None
     max_rows: int = 32
@@ -58,7 +60,8 @@ class ShardConfig:
             raise ValueError("adapters from s3:// need boto3: pip install 'loralane[s3]'")
 
     def _check_numbers(self) -> None:
-        for flag in ("max_rows", "kv_memory", "step_tokens", "max_model_len", "threads"):
+        counts = ("max_rows", "kv_memory", "step_tokens", "max_model_len", "threads")
+        for flag in (*counts, "tensor_parallel"):
             value = getattr(self, flag)
             if value is not None and value < 1:
                 raise ValueError(f"--{flag.replace('_', '-')} must be at least 1")
