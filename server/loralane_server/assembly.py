@@ -26,6 +26,7 @@ from loralane_server.limits import Limits
 from loralane_server.model.base_weights import BaseWeights
 from loralane_server.model.spec import ModelSpec, read_model_spec
 from loralane_server.model.weights import has_bias, load_decoder
+from loralane_server.scheduling.planner import ATTENTION_COST
 from loralane_server.service import ShardFacts
 
 log = logging.getLogger(__name__)
@@ -144,7 +145,13 @@ def assemble(config: ShardConfig) -> Shard:
         store,
         pool=AdapterPool(config.lanes),
         pages=PageTable(pages),
-        limits=Limits(config.max_rows, max_len, spec.vocab, config.step_tokens),
+        limits=Limits(
+            config.max_rows,
+            max_len,
+            spec.vocab,
+            config.step_tokens,
+            doubling=max(1, spec.balance // ATTENTION_COST),
+        ),
         threads=config.threads or os.cpu_count() or 1,
         prefix_cache=config.prefix_cache == "on",
         adapter_ttl=config.adapter_ttl,

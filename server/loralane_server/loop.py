@@ -66,7 +66,10 @@ class StepLoop(Generic[BatchT]):
         )
         self._waves = Waves(decoder, device, limits.step_tokens)
         self._schedule = Schedule(
-            RowPages(pages, prefix_cache=prefix_cache), limits.step_tokens, self._waves.drop
+            RowPages(pages, prefix_cache=prefix_cache),
+            limits.step_tokens,
+            self._waves.drop,
+            limits.doubling,
         )
         self._listeners = Listeners()
         #: Ended since the last message.
