@@ -171,7 +171,7 @@ async def test_whatever_happens_everybody_accepted_ends_once(start_shard, start_
         run.check()
     yielded = await asyncio.wait_for(run.end(), 20)
 
-    assert yielded["flood"] > 0
+    assert yielded.total() <= sum(not one.left for one in run.sent)
     assert run.refused["flood"] > 0
     assert (router.fleet.waiting, router.fleet.crowd.coming) == (0, 0)
     assert not router.fleet.crowd.may_yield
