@@ -139,7 +139,7 @@ class _Turn:
         needed = sum(group.lanes for group in self._claimants)
         self._draining = to_drain(needed, room, queues, now)
         self._keeper = Keeper(room.taken, queues.weight_of)
-        #: Lines from which the rows that are left are kept; the first is due by share.
+        #: Lines from which the rows that are left are kept, with lanes; the first is due by share.
         self._aside: list[Line] = []
 
     def take_next(self) -> Ask | None:
@@ -149,13 +149,13 @@ class _Turn:
         if ask is None or ask.pages > self._pages:
             return None
         self._queues.take(ask, self._now, by_age=by_age is not None)
-        self._aside = [line for line in self._aside if len(line)]
         self._keeper.take(ask.flow)
         self.rows -= 1
         self._pages -= ask.pages
         if ask.lanes and ask.digest not in self._holding:
             self._holding.add(ask.digest)
             self._lanes -= ask.lanes
+        self._aside = [line for line in self._aside if len(line) and self._has_lanes(line.head)]
         if any(group.digest == ask.digest for group in self._claimants):
             self._claimants = self._find_claimants()
         return ask
@@ -229,6 +229,10 @@ class _Turn:
                 break
             claimants.append(group)
         return claimants
+
+    def _has_lanes(self, ask: Ask) -> bool:
+        """Whether its adapter's lanes are there; others may have taken them meanwhile."""
+        return not ask.lanes or ask.digest in self._holding or ask.lanes <= self._lanes
 
     def _is_open(self, group: "Group") -> bool:
         """Whether somebody may be admitted there, as far as the adapter's lanes allow it."""

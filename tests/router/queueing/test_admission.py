@@ -236,6 +236,14 @@ def test_the_more_urgent_does_not_stand_aside_for_the_less_urgent():
     assert digests(admit(queues, flooded(6), now=BURST_S + 0.1)) == ["flood"] * 6
 
 
+def test_who_stood_aside_does_not_get_the_lanes_that_another_took_meanwhile():
+    queues = waiting(ask("a", flow="flood"), ask("b"), ask())
+    queues._shares.charge("b", generated=1)
+    queues._shares.charge("", generated=32 * LEAD)
+
+    assert digests(admit(queues, Room(6, 99, 8, {}, FLOODED), BURST_S + 0.1)) == ["b", ""]
+
+
 def test_rows_are_not_kept_where_adapters_wait_for_lanes():
     queues = waiting(*[ask("flood", arrived=3.0) for _ in range(20)], ask("no lanes"))
     room = Room(6, 99, 0, {"flood": Holder(8, since=9.0)}, FLOODED)
@@ -247,7 +255,7 @@ def test_rows_are_not_kept_where_adapters_wait_for_lanes():
 def situations(draw):
     queues = Queues()
     for flow in draw(st.sets(st.sampled_from("vwxyz"))):
-        queues._shares.charge(flow, generated=draw(st.integers(0, 9)))
+        queues._shares.charge(flow, generated=draw(st.sampled_from([0, 1, 9, 32 * LEAD])))
     wide = draw(st.sets(st.sampled_from("abcd")))
     for _ in range(draw(st.integers(0, 12))):
         digest = draw(st.sampled_from(["", "a", "b", "c", "d"]))
