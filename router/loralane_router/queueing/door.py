@@ -86,6 +86,8 @@ class Door:
         refused late.
         """
         backlog, crowd = self._backlog(counted), self._fleet.crowd
+        if backlog.requests < 0:
+            return False  # it can start at once, whoever else has rows
         if (error := self._refusal(backlog)) is None:
             places = places_left(
                 backlog, crowd.size - counted, self._max_requests, self._max_tokens
