@@ -168,7 +168,7 @@ class StepLoop(Generic[BatchT]):
         self.residency.check()
         self._waves.check(self._schedule.rows)
         self._listeners.check()
-        users = sum(t.users for t in self.residency.pool.tenants())
+        users = sum(t.users for t in self.residency.pool.tenants().values())
         assert users == sum(1 for row in self._schedule.rows if row.admission.digest)
 
     def _step(self, parts: Sequence[Part]) -> None:
