@@ -1,6 +1,6 @@
 """`make bench-flood`: does one tenant that floods hurt those that send their fair share?
 
-    python -m bench.flood [--tenants 8] [--flood 10] [--seconds 40] [serve's own options]
+    python -m bench.flood [--tenants 8] [--flood 10] [--seconds 60] [serve's own options]
 
 Tenants are adapters. All send at random times, each an equal share of what the server can do (of
 `--load` of it), which is measured first. Then the last one sends ten times as much. The same
@@ -239,14 +239,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--flood", type=float, default=10.0, help="times its fair share")
     parser.add_argument("--load", type=float, default=0.95, help="all fair shares, of capacity")
     parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--new-tokens", type=int, default=32)
-    parser.add_argument("--spread", type=int, default=24, help="answers differ by so many tokens")
+    parser.add_argument("--new-tokens", type=int, default=16)
+    parser.add_argument("--spread", type=int, default=12, help="answers differ by so many tokens")
     parser.add_argument("--streams", type=int, default=4, help="of a tenant, to find the capacity")
     parser.add_argument("--warm", type=float, default=5.0, help="seconds")
     parser.add_argument("--capacity", type=float, default=20.0, help="seconds")
     parser.add_argument("--settle", type=float, default=10.0, help="seconds before each window")
-    parser.add_argument("--seconds", type=float, default=40.0, help="measured each time")
-    parser.add_argument("--tail", type=float, default=15.0, help="seconds of load after it")
+    parser.add_argument("--seconds", type=float, default=60.0, help="measured each time")
+    parser.add_argument("--tail", type=float, default=8.0, help="seconds of load after it")
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between measurements")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=900.0, help="seconds that all may take")

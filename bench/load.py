@@ -56,7 +56,7 @@ class Work:
     def body(self, model: str, seed: int, new_tokens: int) -> bytes:
         """Return a completions request; the same seed gives the same prompt."""
         draw = random.Random(seed)
-        ids = [draw.randrange(_LOWEST_ID, self.vocab) for _ in range(self.prompt_tokens)]
+        ids = draw.choices(range(_LOWEST_ID, self.vocab), k=self.prompt_tokens)
         fields = {
             "model": model,
             "prompt": ids if self.text is None else self.text,

@@ -90,7 +90,7 @@ class Client:
         Cancelling it closes the connection, and what came so far is there. Raises StreamFailed,
         which is Refused where the server answered with an error.
         """
-        reader, writer = self._idle.pop() if self._idle else await self._open()
+        reader, writer = self._take_idle() or await self._open()
         try:
             sent = time.perf_counter()
             writer.write(_head(self._server, path, len(body), more_headers) + body)
@@ -119,6 +119,15 @@ class Client:
         for _, writer in self._idle:
             writer.close()
         self._idle.clear()
+
+    def _take_idle(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """Return an open connection; those that the server closed meanwhile are let go."""
+        while self._idle:
+            reader, writer = self._idle.pop()
+            if not reader.at_eof():
+                return reader, writer
+            writer.close()
+        return None
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(self._server.host, self._server.port)

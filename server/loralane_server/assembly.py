@@ -33,6 +33,7 @@ from loralane_server.limits import Limits
 from loralane_server.model.base_weights import BaseWeights
 from loralane_server.model.spec import ModelSpec, read_model_spec
 from loralane_server.model.weights import has_bias
+from loralane_server.scheduling.planner import ATTENTION_COST
 from loralane_server.service import ShardFacts
 
 log = logging.getLogger(__name__)
@@ -148,7 +149,13 @@ def assemble(config: ShardConfig) -> Shard:
         store,
         pool=AdapterPool(config.lanes),
         pages=PageTable(pages),
-        limits=Limits(config.max_rows, max_len, spec.vocab, config.step_tokens),
+        limits=Limits(
+            config.max_rows,
+            max_len,
+            spec.vocab,
+            config.step_tokens,
+            doubling=doubling(backend.name, spec),
+        ),
         threads=config.threads or os.cpu_count() or 1,
         prefix_cache=config.prefix_cache == "on",
         adapter_ttl=config.adapter_ttl,
@@ -167,6 +174,14 @@ def assemble(config: ShardConfig) -> Shard:
         tokenizer_files=tuple(_read_files(model.folder, _TOKENIZER_FILES)),
     )
     return Shard(engine, store, facts)
+
+
+def doubling(device: str, spec: ModelSpec) -> int | None:
+    """Return the depth at which a token costs twice as much; see `Limits`.
+
+    On XLA chunks are padded to a bucket: smaller ones would cost no less.
+    """
+    return None if device == "xla" else max(1, spec.balance // ATTENTION_COST)
 
 
 def plan_memory(config: ShardConfig, spec: ModelSpec, dtype: torch.dtype) -> tuple[int, int]:

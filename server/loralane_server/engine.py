@@ -7,7 +7,7 @@ it out between two steps. What happens there is in loop.py.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 import torch
@@ -129,9 +129,9 @@ class Engine:
         """
         return self._inbox.ask(self._residency.expire)
 
-    def tenants(self) -> "Future[list[Tenant]]":
-        """Return who owns lanes now."""
-        return self._inbox.ask(lambda: list(self._residency.pool.tenants()))
+    def tenants(self) -> Mapping[str, Tenant]:
+        """Return who owns lanes, by digest; does not wait for the step that is running."""
+        return self._residency.pool.tenants()
 
     def loading(self) -> "Future[list[Progress]]":
         """Return how far the loads in flight, and the rows that wait for them, have come."""

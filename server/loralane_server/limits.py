@@ -19,6 +19,8 @@ class Limits:
     vocab: int
     #: Tokens that one step computes: streams first, and what is left is the bound on a chunk.
     step_tokens: int
+    #: At which depth of a prompt a token costs twice what the first does; None = never.
+    doubling: int | None = None
 
     def check(self, admission: Admission, running: int, pages: int) -> None:
         """Raise `InvalidRequest` for what can never run, `Overloaded` for one row too many.

@@ -64,7 +64,10 @@ class StepLoop:
         )
         self._waves = Waves(runner, limits.step_tokens)
         self._schedule = Schedule(
-            RowPages(pages, prefix_cache=prefix_cache), limits.step_tokens, self._waves.drop
+            RowPages(pages, prefix_cache=prefix_cache),
+            limits.step_tokens,
+            self._waves.drop,
+            limits.doubling,
         )
         self._listeners = Listeners()
         #: Ended since the last message.
@@ -166,7 +169,7 @@ class StepLoop:
         self.residency.check()
         self._waves.check(self._schedule.rows)
         self._listeners.check()
-        users = sum(t.users for t in self.residency.pool.tenants())
+        users = sum(t.users for t in self.residency.pool.tenants().values())
         assert users == sum(1 for row in self._schedule.rows if row.admission.digest)
 
     def _step(self, parts: Sequence[Part]) -> None:

@@ -155,7 +155,7 @@ class ResidencyManager:
         That is whoever was loaded, used or given a time to live here, with lanes or without, but
         for those in use, pinned or being loaded.
         """
-        busy = {tenant.digest for tenant in self.pool.tenants() if not tenant.evictable}
+        busy = {tenant.digest for tenant in self.pool.tenants().values() if not tenant.evictable}
         expired = self._usage.take_expired(kept=busy)
         for digest in expired:
             self._free_lanes(digest)

@@ -5,7 +5,7 @@ that the service answers while a step runs.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,7 @@ class ShardService(pb_grpc.ShardServicer):
             summary = await self._merged(request.merge, request.token)
         else:
             summary = await self._resolved(request.reference, request.token)
-        tenants = await self._tenants()
+        tenants = self._engine.tenants()
         if request.soon and summary.digest not in tenants:
             self._store.prefetch(summary.digest)
         return self._describe(summary, tenants)
@@ -121,8 +121,8 @@ class ShardService(pb_grpc.ShardServicer):
         summary = self._store.summary(request.digest)
         await asyncio.wrap_future(self._engine.load(request.digest))
         if request.HasField("ttl_s"):
-            self._engine.set_ttl(request.digest, request.ttl_s)
-        return self._describe(summary, await self._tenants())
+            await asyncio.wrap_future(self._engine.set_ttl(request.digest, request.ttl_s))
+        return self._describe(summary, self._engine.tenants())
 
     @typed_errors
     async def UnloadAdapter(
@@ -141,13 +141,13 @@ class ShardService(pb_grpc.ShardServicer):
             if not request.pinned:
                 break  # it holds no lanes: there is nothing to let go
             await asyncio.wrap_future(self._engine.load(request.digest))
-        return self._describe(summary, await self._tenants())
+        return self._describe(summary, self._engine.tenants())
 
     async def ListAdapters(
         self, request: pb.ListAdaptersRequest, context: Any
     ) -> pb.ListAdaptersReply:
         """Describe adapters that were resolved: a page of them, or those that are named."""
-        tenants, store = await self._tenants(), self._store
+        tenants, store = self._engine.tenants(), self._store
         page, total = store.list(request.limit, request.after)
         if request.digests:
             named = sorted(filter(store.is_listed, set(request.digests)))
@@ -205,11 +205,7 @@ class ShardService(pb_grpc.ShardServicer):
         digests = tuple(member.digest for member in await asyncio.gather(*found))
         return await asyncio.wrap_future(self._store.merge(Merge(recipe, digests)))
 
-    async def _tenants(self) -> dict[str, Tenant]:
-        tenants = await asyncio.wrap_future(self._engine.tenants())
-        return {tenant.digest: tenant for tenant in tenants}
-
-    def _describe(self, summary: AdapterSummary, tenants: dict[str, Tenant]) -> pb.Adapter:
+    def _describe(self, summary: AdapterSummary, tenants: Mapping[str, Tenant]) -> pb.Adapter:
         digest = summary.digest
         tenant = tenants.get(digest)
         resident = tenant is not None and tenant.resident

@@ -21,14 +21,14 @@ def usage(**details: int) -> Stream:
 
 def test_the_middle_of_the_prompts_is_judged_and_the_longest_gap_of_all_is_told():
     prompts = (prompt(0.1, 0.2, 0.3), prompt(0.1, 0.5, 0.9), prompt(0.3, 0.3, 0.3))
-    measured = Measured(512, 0.25, 1.0, 2.0, prompts)
+    measured = Measured(512, 0.25, 0.1, 1.0, 2.0, prompts)
 
     assert (measured.quiet_p99, measured.p99, measured.largest) == (0.1, 0.3, 0.9)
     assert [promise.holds for promise in promises(measured)] == [True]
 
 
 def test_a_gap_longer_than_a_step_and_a_chunk_does_not_hold():
-    measured = Measured(512, 0.25, 1.0, 2.0, (prompt(0.1, 0.36, 0.4),))
+    measured = Measured(512, 0.25, 0.1, 1.0, 2.0, (prompt(0.1, 0.36, 0.4),))
 
     assert [promise.holds for promise in promises(measured)] == [False]
 

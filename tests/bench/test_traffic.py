@@ -49,6 +49,8 @@ class Scripted:
         self.prompts: list[tuple[int, ...]] = []
         self.connections = 0
         self.halfway = asyncio.Event()
+        #: Set when a connection was closed.
+        self.let_go = asyncio.Event()
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -65,12 +67,13 @@ class Scripted:
                     self.keys.append(head.split("authorization: ")[1].split("\r\n")[0])
                 if not await self._answer(body["model"], writer):
                     break
+        self.let_go.set()
 
     async def _answer(self, model: str, writer: asyncio.StreamWriter) -> bool:
         """Whether the connection goes on."""
-        if model == "busy":
+        if model in ("busy", "tired"):
             writer.write(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 5\r\n\r\nlater")
-            return True
+            return model == "busy"
         writer.write(STREAM + chunk(event("x")))
         if model == "cut":
             return False
@@ -121,6 +124,18 @@ async def test_a_refusal_has_its_status_and_its_connection_is_used_again():
     assert [answer.status for answer in refused] == [429] * 3
     assert all(answer.first == float("inf") and not answer.complete for answer in refused)
     assert fake.connections == 1
+
+
+async def test_a_connection_that_the_server_closed_while_it_was_idle_is_not_used_again():
+    async with served() as (fake, client):
+        refused = await ask(client, Fresh(WORK)("tired"))
+        await fake.let_go.wait()
+        for _ in range(100):  # until the client's side has heard of it
+            await asyncio.sleep(0)
+        answer = await ask(client, Fresh(WORK)("a"))
+
+    assert (refused.status, answer.status) == (429, 200)
+    assert fake.connections == 2
 
 
 async def test_a_stream_that_is_cut_off_is_broken_and_keeps_what_came():

@@ -198,6 +198,7 @@ class PagedShard:
         step_tokens: int = 64,
         length: int = 512,
         prefix_cache: bool = True,
+        doubling: int | None = None,
         digests: Sequence[str] = ("one", "two", "three"),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -212,7 +213,7 @@ class PagedShard:
             self.store,
             pool=AdapterPool(lanes),
             pages=PageTable(pages),
-            limits=Limits(rows, length, VOCAB, step_tokens),
+            limits=Limits(rows, length, VOCAB, step_tokens, doubling),
             usage=UsageBook(0.0, lambda: 0.0),
             post=self._calls.append,
             prefix_cache=prefix_cache,

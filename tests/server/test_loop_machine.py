@@ -56,8 +56,9 @@ class LoopMachine(RuleBasedStateMachine):
         pages=st.sampled_from([6, 8, 10, 14, 40]),
         step_tokens=st.sampled_from([1, 8, 16, 40, 500]),
         prefix_cache=st.sampled_from([True, True, True, False]),
+        doubling=st.sampled_from([None, 20, 200]),
     )
-    def start(self, pages: int, step_tokens: int, prefix_cache: bool) -> None:
+    def start(self, pages: int, step_tokens: int, prefix_cache: bool, doubling: int | None) -> None:
         self.seen["runs"] += 1
         self.length = pages * 16
         self.shard = PagedShard(
@@ -66,6 +67,7 @@ class LoopMachine(RuleBasedStateMachine):
             length=self.length,
             step_tokens=step_tokens,
             prefix_cache=prefix_cache,
+            doubling=doubling,
             digests=DIGESTS,
         )
 

@@ -49,7 +49,7 @@ def load(shard: Listener, names: tuple[str, ...], pinned: tuple[str, ...] = ()) 
 
 def resident(shard: Listener) -> dict[str, bool]:
     """Whether it is pinned, for each adapter that is resident, by digest."""
-    return {t.digest: t.pinned for t in shard.shard.engine.tenants().result() if t.resident}
+    return {t.digest: t.pinned for t in shard.shard.engine.tenants().values() if t.resident}
 
 
 def test_all_are_resident_and_those_to_pin_are_pinned(shard: Listener) -> None:

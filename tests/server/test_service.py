@@ -11,9 +11,11 @@ from loralane_proto import shard_pb2 as pb
 from loralane_proto import shard_pb2_grpc as pb_grpc
 from loralane_server.adapters.store.store import AdapterStore
 from loralane_server.config import ShardConfig
-from loralane_server.service import ShardService
+from loralane_server.rows import Admission
+from loralane_server.service import ShardFacts, ShardService
 
 from tests.server.conftest import Listener, running
+from tests.server.gated import gated
 
 NAMES = ("r8", "r16", "r64")
 
@@ -168,6 +170,27 @@ async def test_a_stream_tells_of_its_admissions_its_prefixes_and_how_fast_it_goe
     assert (capacity.pages_cached, capacity.pending_tokens) == (2, 0)
     assert capacity.pages_free == capacity.pages_total
     assert capacity.step_ms > 0
+
+
+async def test_adapters_are_found_and_listed_while_a_step_runs(tiny: Path) -> None:
+    facts = ShardFacts("m", "a", "float32", "cpu", 1, 1, (), "0", aliases=(), tokenizer_files=())
+    with gated(tiny) as (shard, listener):
+        service = ShardService(shard.engine, shard.store, facts)
+        digest = shard.digest("r16")
+        shard.engine.load(digest).result(60)
+        shard.device.may_step.clear()
+        listener.admit(Admission(1, digest, (1, 2, 3), max_tokens=1))
+        assert shard.device.is_waiting.wait(60)
+
+        found = await service.ResolveAdapter(pb.ResolveAdapterRequest(reference="r16"), None)
+        other = await service.ResolveAdapter(pb.ResolveAdapterRequest(reference="r8"), None)
+        listed = await service.ListAdapters(pb.ListAdaptersRequest(digests=[digest]), None)
+
+        assert (found.digest, found.tier, found.rows) == (digest, pb.TIER_DEVICE, 1)
+        assert (other.tier, other.rows) == (pb.TIER_DISK, 0)
+        assert list(listed.adapters) == [found]
+        shard.device.may_step.set()
+        listener.wait(1)
 
 
 async def test_hints_bring_adapters_into_memory_and_unknown_ones_do_no_harm(

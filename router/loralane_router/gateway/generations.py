@@ -130,19 +130,32 @@ async def _pump(
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """Return what `work` returns; cancel it when the client disconnects (ClientDisconnect).
 
-    The body must have been read: what `receive` gives next is then the disconnect.
+    The body must have been read: what `receive` gives next is then the disconnect. `work` runs in
+    the caller's task: one of its own would cost most where it ends at once, with a refusal.
     """
-    working = asyncio.create_task(work)
+    working = asyncio.current_task()
+    assert working is not None, "a coroutine runs in a task"
+    is_gone = over = False
+
+    def leave(leaving: asyncio.Task[None]) -> None:
+        nonlocal is_gone
+        if not over and not leaving.cancelled():
+            is_gone = True
+            working.cancel()
+
     leaving = asyncio.create_task(disconnected(request.receive))
+    leaving.add_done_callback(leave)
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
+        return await work
+    except asyncio.CancelledError:
+        if not is_gone or working.cancelling() > 1:  # somebody else wants its end, too
+            raise
+        raise ClientDisconnect from None
     finally:
-        working.cancel()
+        over = True
         leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        if is_gone:
+            working.uncancel()
 
 
 async def disconnected(receive: Receive) -> None:

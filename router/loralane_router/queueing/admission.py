@@ -9,6 +9,9 @@ every `AGE_EVERY` admissions the last goes to the turn that has been outstanding
 more than `PATIENCE_S`, whatever its priority and its flow's counter. So nobody waits for ever, and
 a flood, however long it waits, gains no more than any other line by waiting.
 
+**Floods.** The last free rows are kept from a flow that has its share of the rows (`kept_rows`): it
+stands aside for flows that have less, also while none of them waits.
+
 **Room.** Who does not fit is passed over, but not beyond `PATIENCE_S`. Then,
 * where pages are short, nothing behind it is admitted;
 * where lanes are short, those that come free are kept for the `_CLAIMANTS` adapters whose turns
@@ -20,6 +23,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Final
+
+from loralane_router.queueing.kept_rows import BURST_S, Keeper, Taken
 
 if TYPE_CHECKING:
     from loralane_router.queueing.lines import Group, Line
@@ -82,6 +87,7 @@ class Room:
     lanes: int
     #: In-use and pinned adapters, by digest.
     holders: Mapping[str, Holder] = field(default_factory=dict)
+    taken: Taken = field(default_factory=Taken)
 
     @property
     def most_lanes(self) -> int:
@@ -132,6 +138,9 @@ class _Turn:
         self._claimants = self._find_claimants()
         needed = sum(group.lanes for group in self._claimants)
         self._draining = to_drain(needed, room, queues, now)
+        self._keeper = Keeper(room.taken, queues.weight_of)
+        #: Lines from which the rows that are left are kept, with lanes; the first is due by share.
+        self._aside: list[Line] = []
 
     def take_next(self) -> Ask | None:
         """Admit one more request and return it; None if nobody may be now."""
@@ -140,11 +149,13 @@ class _Turn:
         if ask is None or ask.pages > self._pages:
             return None
         self._queues.take(ask, self._now, by_age=by_age is not None)
+        self._keeper.take(ask.flow)
         self.rows -= 1
         self._pages -= ask.pages
         if ask.lanes and ask.digest not in self._holding:
             self._holding.add(ask.digest)
             self._lanes -= ask.lanes
+        self._aside = [line for line in self._aside if len(line) and self._has_lanes(line.head)]
         if any(group.digest == ask.digest for group in self._claimants):
             self._claimants = self._find_claimants()
         return ask
@@ -165,9 +176,28 @@ class _Turn:
                 return None
             line = group.best
             if line.head.pages <= self._pages or self._is_overdue(line):
-                return line.head
+                if not self._stands_aside(line):
+                    return self._with_lead(line).head
+                self._aside.append(line)
             self._queues.pass_over(group, line)
-        return None
+        return self._aside[0].head if self._aside else None
+
+    def _stands_aside(self, line: "Line") -> bool:
+        """Whether the rows that are left are kept from a line: see `kept_rows`.
+
+        Not where adapters wait for lanes: those who come could have no row without lanes.
+        """
+        if self._claimants or self._now - line.oldest.arrived <= BURST_S:
+            return False
+        return self._keeper.kept_from(line.flow, self.rows)
+
+    def _with_lead(self, line: "Line") -> "Line":
+        """Return a line that is next, or who stood aside for it if that goes too far."""
+        first = self._aside[0] if self._aside else line
+        lead = line.counter - first.counter
+        if first.head.priority < line.head.priority or lead > self._keeper.lead(first.flow):
+            return first
+        return line
 
     def _candidates(self) -> "Iterator[Group]":
         """Yield groups whose adapters have lanes or may take them; the best by share is there."""
@@ -199,6 +229,10 @@ class _Turn:
                 break
             claimants.append(group)
         return claimants
+
+    def _has_lanes(self, ask: Ask) -> bool:
+        """Whether its adapter's lanes are there; others may have taken them meanwhile."""
+        return not ask.lanes or ask.digest in self._holding or ask.lanes <= self._lanes
 
     def _is_open(self, group: "Group") -> bool:
         """Whether somebody may be admitted there, as far as the adapter's lanes allow it."""

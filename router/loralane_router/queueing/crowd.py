@@ -12,7 +12,7 @@ from itertools import accumulate
 from loralane_router.errors import RequestError
 from loralane_router.queueing.admission import Ask
 from loralane_router.queueing.lazy_heap import LazyHeap
-from loralane_router.queueing.overload import Standing, is_owed, most_beyond
+from loralane_router.queueing.overload import Standing, is_owed, may_join, most_beyond
 
 #: Ends a waiting request, by its id, with an error.
 Refuse = Callable[[int, RequestError], None]
@@ -100,36 +100,39 @@ class Crowd:
         del flow.waiting[ask.request_id]
         self._leave(ask.flow)
 
-    def owes(self, flow: str, *, counted: int = 0) -> bool:
-        """Whether one more request of a flow is within its share, so that another makes place.
+    @property
+    def size(self) -> int:
+        """How many there are, waiting or being opened."""
+        return self._size
+
+    def may_join(self, flow: str, places: float, *, counted: int = 0) -> bool:
+        """Whether one more request of a flow may join, with so many places left for all.
 
         `counted`: how many of those that count are that request. Costs the same however many wait.
         """
-        return self.may_yield and self.is_within(flow, counted=counted)
+        standing, everybody, weight = self._standing(flow, counted)
+        return may_join(standing, everybody, weight, places)
 
     def is_within(self, flow: str, *, counted: int = 0) -> bool:
         """Whether one more request of a flow is within its share, which is one at least."""
-        found = self._flows.get(flow)
-        weight = self._weight_of(flow) if found is None else found.weight
-        size = 0 if found is None else found.size
-        everyone = self._weight + (weight if found is None else 0.0)
-        return is_owed(Standing(size - counted, weight), self._size - counted, everyone)
+        return is_owed(*self._standing(flow, counted))
 
-    def yielding(self, flow: str, tokens: int) -> list[Waiting]:
+    def yielding(self, flow: str, tokens: int, *, counted: int = 0) -> list[Waiting]:
         """Return who makes place for one more request of a flow; empty = nobody, it is refused.
 
         The newest of the flow that has most beyond its share: one, and as many more as it takes
-        until so many tokens of prompts are gone, none within that share. Costs a look at each flow.
+        until so many tokens of prompts are gone, none within that share. Costs a look at each flow
+        if this one is within its share. `counted`: as for `may_join`.
         """
-        if not self.owes(flow):
+        standing, everybody, weight = self._standing(flow, counted)
+        if not self.may_yield or not is_owed(standing, everybody, weight):
             return []
-        weight = self._weight + (0.0 if flow in self._flows else self._weight_of(flow))
         standings = {
             name: Standing(other.size, other.weight)
             for name, other in self._flows.items()
-            if other.waiting
+            if other.waiting and name != flow
         }
-        found = most_beyond(standings, self._size, weight)
+        found = most_beyond(standings, everybody, weight)
         if found is None:
             return []
         name, most = found
@@ -150,6 +153,17 @@ class Crowd:
             flow.newest.check()
             assert len(flow.newest) == len(flow.waiting)
             assert all(waiting.ask.flow == name for waiting in flow.waiting.values())
+
+    def _standing(self, flow: str, counted: int) -> tuple[Standing, int, float]:
+        """Return a flow, how many there are in all, and what all flows weigh with this one.
+
+        `counted` of its requests do not count: they are the one that asks.
+        """
+        found = self._flows.get(flow)
+        if found is None:
+            weight = self._weight_of(flow)
+            return Standing(0, weight), self._size, self._weight + weight
+        return Standing(found.size - counted, found.weight), self._size - counted, self._weight
 
     def _enter(self, name: str) -> _Flow:
         flow = self._flows.get(name)

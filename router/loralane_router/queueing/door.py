@@ -14,7 +14,7 @@ from loralane_router.adapters.facts import AdapterFacts
 from loralane_router.config import RouterConfig
 from loralane_router.errors import RequestError
 from loralane_router.fleet.fleet import Fleet
-from loralane_router.queueing.overload import Backlog, refusal
+from loralane_router.queueing.overload import Backlog, overloaded, places_left, refusal
 from loralane_router.requests import TextRequest
 
 #: The flow of requests for adapters that were never resolved. No digest and no key's flow is this.
@@ -69,31 +69,47 @@ class Door:
 
         `flow`: as it is known now. Raises RequestError (429) if nobody has to yield to it.
         """
-        if not coming.needs_place or (error := self._refusal()) is None:
+        backlog = self._backlog()
+        if not coming.needs_place or (error := self._refusal(backlog)) is None:
             return
-        beyond = 0
-        if self._max_tokens is not None:
-            beyond = max(0, self._backlog().tokens + 1 - self._max_tokens)
-        yielding = self._fleet.crowd.yielding(flow, beyond)
+        yielding = self._fleet.crowd.yielding(flow, self._excess(backlog))
         if not yielding:
             raise error
         for waiting in yielding:
             waiting.refuse(waiting.ask.request_id, error)
 
     def _may_come(self, flow: str, *, counted: int = 0) -> bool:
-        """Return whether others must yield to a request of this flow; 429 if they do not have to.
+        """Return whether others must yield to a request of this flow; 429 if it may not come.
 
-        `counted`: how many of those that count are that request.
+        `counted`: how many of those that count are that request. All is asked here that is asked
+        again when it has its shard: until then it waits for that shard's answer, and would be
+        refused late.
         """
-        error, crowd = self._refusal(counted), self._fleet.crowd
-        # Nobody has to yield to an adapter that may not exist, but its requests have their share.
-        may = crowd.is_within if flow == _NOT_SEEN_YET else crowd.owes
-        if error is not None and not may(flow, counted=counted):
+        backlog, crowd = self._backlog(counted), self._fleet.crowd
+        if backlog.requests < 0:
+            return False  # it can start at once, whoever else has rows
+        if (error := self._refusal(backlog)) is None:
+            places = places_left(
+                backlog, crowd.size - counted, self._max_requests, self._max_tokens
+            )
+            if not crowd.may_join(flow, places, counted=counted):
+                raise overloaded(backlog, "too many requests of this adapter or key are waiting")
+            return False
+        if flow == _NOT_SEEN_YET:
+            # Nobody has to yield to an adapter that may not exist, but its requests have a share.
+            may_come = crowd.is_within(flow, counted=counted)
+        else:
+            may_come = bool(crowd.yielding(flow, self._excess(backlog), counted=counted))
+        if not may_come:
             raise error
-        return error is not None
+        return True
 
-    def _refusal(self, counted: int = 0) -> RequestError | None:
-        return refusal(self._backlog(counted), self._max_requests, self._max_tokens)
+    def _refusal(self, backlog: Backlog) -> RequestError | None:
+        return refusal(backlog, self._max_requests, self._max_tokens)
+
+    def _excess(self, backlog: Backlog) -> int:
+        """Return how many tokens must go before another prompt may wait."""
+        return 0 if self._max_tokens is None else max(0, backlog.tokens + 1 - self._max_tokens)
 
     def _backlog(self, counted: int = 0) -> Backlog:
         fleet = self._fleet

@@ -15,7 +15,8 @@ weighted tokens more than the other, beyond what the other's counter led by at t
 up) and what it got by age (`admission`: one admission in eight may go by age). For a request is
 admitted by share only while its flow's counter is the lesser. That adds its prompt; afterwards the
 flow gains only what its rows, at most R, have still to generate, while the other's counter does not
-fall. So counters that have waited together stay within B, and what is served within 2 B.
+fall. So counters that have waited together stay within B, and what is served within 2 B. A flow
+that has its share of the rows may stand aside (`kept_rows`); beside it B is LEAD * R / w more.
 """
 
 from typing import Final

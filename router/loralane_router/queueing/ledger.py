@@ -14,6 +14,7 @@ from loralane_proto import shard_pb2 as pb
 from loralane_router.adapters.facts import AdapterFacts
 from loralane_router.errors import RequestError
 from loralane_router.queueing.admission import Ask, Holder, Room
+from loralane_router.queueing.kept_rows import Taken
 
 #: Seconds after which a request that pinned adapters keep out may come back.
 _PINNED_RETRY_S: Final = 1.0
@@ -40,7 +41,10 @@ class Ledger:
         #: Admissions that the last report does not count, as they were sent.
         self._uncounted: deque[Ask] = deque()
         self._sent = 0
-        self._rows = 0
+        #: Rows that were given away and have not ended, by flow.
+        self._rows: Counter[str] = Counter()
+        #: The flows of the last admissions, as many as the shard has rows.
+        self._lately: deque[str] = deque(maxlen=max(1, capacity.rows_total))
 
     @property
     def capacity(self) -> pb.Capacity:
@@ -113,7 +117,8 @@ class Ledger:
     def take(self, ask: Ask, now: float) -> None:
         """Count a request as admitted."""
         self._sent += 1
-        self._rows += 1
+        self._rows[ask.flow] += 1
+        self._lately.append(ask.flow)
         self._uncounted.append(ask)
         if ask.lanes:
             use = self._in_use.setdefault(ask.digest, _Use(ask.lanes, 0, now))
@@ -123,7 +128,9 @@ class Ledger:
         """Count a request as ended, as the shard said; so it had counted it."""
         if ask in self._uncounted:
             self._uncounted.remove(ask)
-        self._rows -= 1
+        self._rows[ask.flow] -= 1
+        if not self._rows[ask.flow]:
+            del self._rows[ask.flow]
         if ask.lanes:
             use = self._in_use[ask.digest]
             use.rows -= 1
@@ -154,6 +161,7 @@ class Ledger:
             lanes=capacity.lanes_total - capacity.lanes_in_use - lanes,
             holders={d: Holder(lanes, 0.0, True) for d, lanes in pinned.items()}
             | {d: Holder(u.lanes, u.since, d in pinned) for d, u in self._in_use.items()},
+            taken=Taken(capacity.rows_total, self._rows, Counter(self._lately)),
         )
 
     def pinned_lanes(self, without: str) -> int:
@@ -162,10 +170,11 @@ class Ledger:
 
     def check(self) -> None:
         """Assert that the counts add up."""
-        assert self._rows >= 0
+        assert all(rows > 0 for rows in self._rows.values())
+        rows = self._rows.total()
         assert all(use.rows > 0 for use in self._in_use.values())
-        assert sum(use.rows for use in self._in_use.values()) <= self._rows
-        assert len(self._uncounted) <= min(self._rows, self._sent)
+        assert sum(use.rows for use in self._in_use.values()) <= rows
+        assert len(self._uncounted) <= min(rows, self._sent)
 
     def _uncounted_adapters(self) -> set[str]:
         """Return the adapters in use of which the last report counts no row, and no pin."""

@@ -54,7 +54,12 @@ class Line:
     def share(self) -> tuple[int, float, float, int]:
         """What orders lines by share, the least first. It grows as the flow is served."""
         head = self.head
-        return head.priority, self._shares.counter(self.flow), head.arrived, head.request_id
+        return head.priority, self.counter, head.arrived, head.request_id
+
+    @property
+    def counter(self) -> float:
+        """What its flow was served, in weighted tokens."""
+        return self._shares.counter(self.flow)
 
     def add(self, ask: Ask) -> None:
         """Let one more request wait, in its place by arrival and by priority."""

@@ -45,6 +45,10 @@ class Queues:
         """Of the prompts of all who wait."""
         return self._tokens
 
+    def weight_of(self, flow: str) -> float:
+        """Return what a flow weighs, as the shares know it."""
+        return self._shares.weight_of(flow)
+
     def waits_for(self, digest: str) -> bool:
         """Whether a request waits for this adapter."""
         return digest in self._groups

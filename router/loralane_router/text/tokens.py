@@ -51,10 +51,10 @@ class Codec:
 
     def check_ids(self, ids: Sequence[int]) -> list[int]:
         """Return a client's ids unchanged. Raises RequestError naming one out of range."""
-        for id in ids:
-            if not 0 <= id < self._vocab_size:
-                last = self._vocab_size - 1
-                raise invalid(f"token id {id} is not in the model's range 0 to {last}", "prompt")
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+            last = self._vocab_size - 1
+            wrong = next(id for id in ids if not 0 <= id <= last)
+            raise invalid(f"token id {wrong} is not in the model's range 0 to {last}", "prompt")
         return list(ids)
 
     def text(self, token: int) -> str:

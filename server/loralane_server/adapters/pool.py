@@ -1,11 +1,11 @@
 """The books of the adapter pool: who owns which lane pages, who is in use, who may be evicted.
 
 Decisions only: no tensor and no clock. The tensors behind the lanes belong to the device, and the
-engine's thread is the only one that touches either.
+engine's thread is the only one that touches either. Others may read who owns lanes.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
 from loralane_server.errors import AdapterInUse, AdapterTooLarge, Overloaded
@@ -19,9 +19,9 @@ def lanes_for(rank: int) -> int:
     return -(-rank // LANE_PAGE) * LANE_PAGE
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Tenant:
-    """One adapter's place in the pool."""
+    """One adapter's place in the pool, as it was when it was asked for."""
 
     digest: str
     #: Lane pages, ascending; its lanes in order.
@@ -62,7 +62,8 @@ class AdapterPool:
     def __init__(self, lanes: int) -> None:
         self._pages = lanes // LANE_PAGE
         self._free = list(range(self._pages))
-        self._tenants: dict[str, Tenant] = {}
+        #: Never changed but replaced as a whole, so that any thread may read it while one writes.
+        self._tenants: Mapping[str, Tenant] = {}
         self._clock = count(1)
 
     @property
@@ -81,12 +82,15 @@ class AdapterPool:
         return sum(t.lanes for t in self._tenants.values() if not t.evictable)
 
     def get(self, digest: str) -> Tenant | None:
-        """Return an adapter's place, or None when it owns no lanes."""
+        """Return an adapter's place now, or None when it owns no lanes."""
         return self._tenants.get(digest)
 
-    def tenants(self) -> Iterable[Tenant]:
-        """Return all who own lanes."""
-        return self._tenants.values()
+    def tenants(self) -> Mapping[str, Tenant]:
+        """Return all who own lanes, by digest. May be called from any thread.
+
+        What is returned never changes: it is who owned them between two changes.
+        """
+        return self._tenants
 
     def reserve(self, digest: str, rank: int) -> list[Tenant]:
         """Give an adapter its lanes and return who was evicted for it, least recently used first.
@@ -106,33 +110,31 @@ class AdapterPool:
             self._give_back(victim)
         pages = choose_pages(self._free, wanted)
         self._free = [page for page in self._free if page not in pages]
-        self._tenants[digest] = Tenant(digest, pages, used=next(self._clock))
+        self._put(Tenant(digest, pages, used=next(self._clock)))
         return victims
 
     def complete(self, digest: str) -> None:
         """Note that all lanes of an adapter are written: it is resident."""
         tenant = self._tenants[digest]
         assert not tenant.resident
-        tenant.resident = True
+        self._put(replace(tenant, resident=True))
 
     def acquire(self, digest: str) -> None:
         """A row refers to the adapter from now on."""
         tenant = self._tenants[digest]
-        tenant.users += 1
-        tenant.used = next(self._clock)
+        self._put(replace(tenant, users=tenant.users + 1, used=next(self._clock)))
 
     def release(self, digest: str) -> None:
         """A row no longer refers to the adapter."""
         tenant = self._tenants[digest]
         assert tenant.users > 0
-        tenant.users -= 1
-        tenant.used = next(self._clock)
+        self._put(replace(tenant, users=tenant.users - 1, used=next(self._clock)))
 
     def pin(self, digest: str, pinned: bool) -> bool:
         """Keep an adapter in the pool, or let it go; return whether it owns lanes at all."""
         tenant = self._tenants.get(digest)
         if tenant is not None:
-            tenant.pinned = pinned
+            self._put(replace(tenant, pinned=pinned))
         return tenant is not None
 
     def abandon(self, digest: str) -> None:
@@ -155,7 +157,7 @@ class AdapterPool:
         owned = [page for t in self._tenants.values() for page in t.pages]
         assert sorted(owned + self._free) == list(range(self._pages))
         assert self._free == sorted(self._free)
-        assert all(t.users >= 0 for t in self.tenants())
+        assert all(t.users >= 0 for t in self._tenants.values())
 
     def _victims(self, missing: int) -> list[Tenant]:
         """Choose whom to evict for `missing` more pages."""
@@ -170,6 +172,9 @@ class AdapterPool:
             raise Overloaded("no free lanes: all adapters in the pool are in use or pinned")
         return victims
 
+    def _put(self, tenant: Tenant) -> None:
+        self._tenants = {**self._tenants, tenant.digest: tenant}
+
     def _give_back(self, tenant: Tenant) -> None:
-        del self._tenants[tenant.digest]
+        self._tenants = {d: kept for d, kept in self._tenants.items() if d != tenant.digest}
         self._free = sorted([*self._free, *tenant.pages])

@@ -4,7 +4,9 @@
 
 Single tokens (decode) are attended together, padded to the longest of their group, with the query
 heads of one KV head folded into the query length: on a CPU that is several times faster than
-repeating K and V. A chunk (prefill) is attended alone.
+repeating K and V. A chunk (prefill) is attended alone, in two parts that are put together by their
+shares of the softmax: all that was before it, which needs no mask and folds heads likewise, and
+its own tokens, causally. A mask [chunk, context] would cost its memory, and time for what it hides.
 
 What is padded or masked is still computed with, and 0 x NaN is NaN. So a row reads no page but its
 own, and nothing that an earlier owner left there: huge weights of one adapter make K and V of its
@@ -13,6 +15,7 @@ rows Inf or NaN, and no other row may see them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -45,10 +48,8 @@ class Chunk:
     tokens: slice
     #: Context before the chunk, in tokens.
     start: int
-    #: [pages] that hold the context and the chunk.
+    #: [1, pages] that hold this context.
     pages: Tensor
-    #: [chunk, start + chunk] True where a token may look; None when there is nothing before.
-    mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +101,8 @@ def _unused(spans: Sequence[Span], page_tokens: int) -> Tensor | None:
 
 
 def _chunk(span: Span, begin: int, page_tokens: int) -> Chunk:
-    total = span.start + span.length
-    pages = torch.from_numpy(span.pages[: -(-total // page_tokens)].astype(np.int64))
-    mask = None
-    if span.start:
-        mask = torch.ones(span.length, total, dtype=torch.bool).tril(diagonal=span.start)
-    return Chunk(slice(begin, begin + span.length), span.start, pages, mask)
+    pages = torch.from_numpy(span.pages[: -(-span.start // page_tokens)].astype(np.int64))
+    return Chunk(slice(begin, begin + span.length), span.start, pages[None])
 
 
 def _group_by_length(
@@ -183,23 +180,13 @@ class CpuAttention:
         return out.reshape(rows, heads, head_dim)
 
     def _attend_chunk(self, layer: int, q: Tensor, k: Tensor, v: Tensor, chunk: Chunk) -> Tensor:
-        queries = q[chunk.tokens].transpose(0, 1).unsqueeze(0)
-        if chunk.start:
-            total = chunk.start + queries.shape[2]
-            keys = self._gather(self._k[layer], chunk.pages[None])[:, :, :total]
-            values = self._gather(self._v[layer], chunk.pages[None])[:, :, :total]
-        else:
-            keys = k[chunk.tokens].transpose(0, 1).unsqueeze(0)
-            values = v[chunk.tokens].transpose(0, 1).unsqueeze(0)
-        out = F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=chunk.mask,
-            is_causal=chunk.mask is None,
-            enable_gqa=queries.shape[1] != keys.shape[1],
-        )
-        return out[0].transpose(0, 1)
+        queries = q[chunk.tokens]
+        own = _attend_own(queries, k[chunk.tokens], v[chunk.tokens])
+        if chunk.start == 0:
+            return own.out
+        keys = self._gather(self._k[layer], chunk.pages)[:, :, : chunk.start]
+        values = self._gather(self._v[layer], chunk.pages)[:, :, : chunk.start]
+        return _together(_attend_before(queries, keys, values), own)
 
     def _gather(self, cache: Tensor, pages: Tensor) -> Tensor:
         """Copy pages [rows, pages] together: -> [rows, kv_heads, pages * page_tokens, head_dim]."""
@@ -207,3 +194,48 @@ class CpuAttention:
         paged = cache.view(-1, self._page_tokens * cache.shape[1] * cache.shape[2])
         found = paged.index_select(0, pages.flatten())
         return found.view(rows, -1, cache.shape[1], cache.shape[2]).transpose(1, 2)
+
+
+class _Part(NamedTuple):
+    """Attention to some of the tokens that a chunk sees."""
+
+    #: [tokens, heads, head_dim]
+    out: Tensor
+    #: [tokens, heads] logarithm of the softmax's sum over these tokens.
+    weight: Tensor
+
+
+def _attend_before(q: Tensor, keys: Tensor, values: Tensor) -> _Part:
+    """Attend to all of keys and values [1, kv_heads, context, head_dim]; q as `Device.attend`."""
+    tokens, _, head_dim = q.shape
+    kv_heads = keys.shape[1]
+    grouped = q.view(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    out, weight = _flash(grouped.reshape(1, kv_heads, -1, head_dim), keys, values, causal=False)
+    return _Part(
+        out.view(kv_heads, -1, tokens, head_dim).permute(2, 0, 1, 3).reshape(q.shape),
+        weight.reshape(-1, tokens).T,
+    )
+
+
+def _attend_own(q: Tensor, k: Tensor, v: Tensor) -> _Part:
+    """Attend causally to the chunk's own tokens; q, k, v as `Device.attend`."""
+    repeat = q.shape[1] // k.shape[1]
+    keys, values = (x.transpose(0, 1).repeat_interleave(repeat, 0).unsqueeze(0) for x in (k, v))
+    out, weight = _flash(q.transpose(0, 1).unsqueeze(0), keys, values, causal=True)
+    return _Part(out[0].transpose(0, 1), weight[0].T)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """Return attention like q, [1, heads, tokens, head_dim], and the log-sums [1, heads, tokens].
+
+    `scaled_dot_product_attention` runs the same kernel, and keeps the sums to itself.
+    """
+    out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    return out, sums
+
+
+def _together(a: _Part, b: _Part) -> Tensor:
+    """Return attention to the tokens of both parts."""
+    share = torch.sigmoid(a.weight - b.weight).unsqueeze(2)  # [tokens, heads, 1] float32
+    # Not lerp: where one part overflowed it would subtract Inf from Inf.
+    return (a.out * share + b.out * (1 - share)).to(a.out.dtype)

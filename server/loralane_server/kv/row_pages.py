@@ -95,6 +95,7 @@ def claim_of(row: Row) -> Claim:
         begun=row.begun,
         runnable=row.runnable,
         owns=pages > 0,
+        computed=row.computed,
     )
 
 

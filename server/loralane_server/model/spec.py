@@ -102,6 +102,11 @@ class ModelSpec:
         """Width of all key (or value) heads."""
         return self.kv_heads * self.head_dim
 
+    @property
+    def balance(self) -> int:
+        """Tokens of context at which attention multiplies as often as a layer's linears do."""
+        return sum(out * inside for out, inside in self.linears().values()) // (2 * self.q_size)
+
     def linears(self) -> dict[str, tuple[int, int]]:
         """Return (out, in) of each linear of a layer that an adapter may change."""
         return {

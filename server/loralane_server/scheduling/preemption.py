@@ -45,6 +45,8 @@ class Claim(NamedTuple):
     runnable: bool
     #: Whether it owns pages.
     owns: bool
+    #: Tokens that are computed, or found in the prefix cache.
+    computed: int = 0
 
     def pages(self, tokens: int) -> int:
         """Return how many more pages so many tokens take."""
@@ -73,17 +75,21 @@ class StepPlan:
     held: bool = False
 
 
-def plan_rows(claims: Sequence[Claim], budget: int, free: int) -> StepPlan:
+def plan_rows(
+    claims: Sequence[Claim], budget: int, free: int, doubling: int | None = None
+) -> StepPlan:
     """Return what the rows compute in the next step, or who stops before it.
 
     claims: of all rows, in order of arrival.
     budget: tokens that a step may compute; see `plan_step`.
     free: pages that no row owns.
+    doubling: see `plan_step`.
     """
     ready = [i for i, claim in enumerate(claims) if claim.runnable]
     going = beginners(claims, ready, free, first=True)
     counts = [0] * len(claims)
-    wanted = plan_step([claims[i].pending for i in going], budget)
+    pending, depths = [claims[i].pending for i in going], [claims[i].computed for i in going]
+    wanted = plan_step(pending, budget, depths, doubling)
     for i, count in zip(going, wanted, strict=True):
         claim = claims[i]
         if claim.pages(count) > free:

@@ -26,15 +26,20 @@ class Turn(NamedTuple):
 class Schedule:
     """Owns the rows and their pages. Touched only by the engine's thread.
 
-    step_tokens: as `Limits`.
+    step_tokens, doubling: as `Limits`.
     drop_wave: ends the wave of a digest where it is, and returns the rows that were in it.
     """
 
     def __init__(
-        self, pages: RowPages, step_tokens: int, drop_wave: Callable[[str], list[Row]]
+        self,
+        pages: RowPages,
+        step_tokens: int,
+        drop_wave: Callable[[str], list[Row]],
+        doubling: int | None = None,
     ) -> None:
         self._pages = pages
         self._step_tokens = step_tokens
+        self._doubling = doubling
         self._drop_wave = drop_wave
         #: In order of arrival.
         self._rows: list[Row] = []
@@ -75,7 +80,7 @@ class Schedule:
         """Return what the next step computes; who has to be stopped for it, is."""
         while True:
             claims = [claim_of(row) for row in self._rows]
-            plan = plan_rows(claims, self._step_tokens, self._pages.free)
+            plan = plan_rows(claims, self._step_tokens, self._pages.free, self._doubling)
             parts = [(row, n) for row, n in zip(self._rows, plan.counts, strict=True) if n]
             if plan.stop is not None:
                 self._stop(self._rows[plan.stop])

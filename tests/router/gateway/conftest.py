@@ -19,6 +19,7 @@ from loralane_router.config import RouterConfig
 from loralane_router.errors import RequestError, invalid
 from loralane_router.gateway.app import create_app
 from loralane_router.gateway.limits import Limits
+from loralane_router.gateway.writes import GatheringProtocol
 from loralane_router.metrics.counters import Metrics
 from loralane_router.requests import Delta, OutToken, TextRequest
 from loralane_router.router import ModelInfo
@@ -257,7 +258,9 @@ class FakeRouter:
 async def serving(app: ASGIApp) -> AsyncIterator[str]:
     """Serve on a free port of the loopback; yield the URL."""
     listener = socket.create_server(("127.0.0.1", 0))  # who connects early waits in its backlog
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+    config = uvicorn.Config(
+        app, http=GatheringProtocol, log_config=None, access_log=False, lifespan="off"
+    )
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # signals belong to pytest
     task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -14,6 +14,7 @@ from loralane_router.queueing.admission import (
     to_drain,
 )
 from loralane_router.queueing.fairness import FairShares
+from loralane_router.queueing.kept_rows import BURST_S, LEAD, Taken
 from loralane_router.queueing.queues import Queues
 from loralane_router.queueing.weights import Weights
 
@@ -184,11 +185,77 @@ def test_a_flood_does_not_gain_by_age():
     assert digests(admitted).count("victim") == AGE_EVERY
 
 
+#: A flow that has most rows of 32, where others took as many lately.
+FLOODED = Taken(32, {"flood": 26}, {"flood": 16, "a": 8, "b": 8})
+
+
+def flooded(rows: int) -> Room:
+    return Room(rows, 99, 99, {"flood": Holder(8, since=0.0)}, FLOODED)
+
+
+def test_the_last_rows_are_kept_from_a_flood_also_while_nobody_else_waits():
+    queues = waiting(*[ask("flood") for _ in range(20)])
+
+    admitted = admit(queues, flooded(8), now=BURST_S + 0.1)
+
+    assert digests(admitted) == ["flood"] * 2
+    assert len(queues) == 18
+    queues.check()
+
+
+def test_who_has_less_than_its_share_gets_the_rows_that_are_kept():
+    queues = waiting(*[ask("flood") for _ in range(20)], *[ask("a", tokens=50) for _ in range(9)])
+
+    admitted = admit(queues, flooded(6), now=BURST_S + 0.1)
+
+    assert digests(admitted) == ["a"] * 6
+    queues.check()
+
+
+def test_a_burst_is_no_flood():
+    queues = waiting(*[ask("flood") for _ in range(20)])
+
+    assert len(admit(queues, flooded(6), now=BURST_S - 0.1)) == 6
+
+
+def test_a_flood_stands_aside_no_longer_when_others_got_too_far_ahead():
+    queues = waiting(*[ask("flood", tokens=0) for _ in range(20)])
+    queues._shares.charge("a", generated=32 * LEAD)
+    queues.append(ask("a"))
+    ahead = queues._shares.counter("a")
+
+    admitted = admit(queues, flooded(6), now=BURST_S + 0.1)
+
+    assert ahead > 32 * LEAD
+    assert digests(admitted) == ["flood"] * 6
+
+
+def test_the_more_urgent_does_not_stand_aside_for_the_less_urgent():
+    queues = waiting(*[ask("flood", priority=-1) for _ in range(20)], ask("a"))
+
+    assert digests(admit(queues, flooded(6), now=BURST_S + 0.1)) == ["flood"] * 6
+
+
+def test_who_stood_aside_does_not_get_the_lanes_that_another_took_meanwhile():
+    queues = waiting(ask("a", flow="flood"), ask("b"), ask())
+    queues._shares.charge("b", generated=1)
+    queues._shares.charge("", generated=32 * LEAD)
+
+    assert digests(admit(queues, Room(6, 99, 8, {}, FLOODED), BURST_S + 0.1)) == ["b", ""]
+
+
+def test_rows_are_not_kept_where_adapters_wait_for_lanes():
+    queues = waiting(*[ask("flood", arrived=3.0) for _ in range(20)], ask("no lanes"))
+    room = Room(6, 99, 0, {"flood": Holder(8, since=9.0)}, FLOODED)
+
+    assert digests(admit(queues, room, now=9.0)) == ["flood"] * 6
+
+
 @st.composite
 def situations(draw):
     queues = Queues()
     for flow in draw(st.sets(st.sampled_from("vwxyz"))):
-        queues._shares.charge(flow, generated=draw(st.integers(0, 9)))
+        queues._shares.charge(flow, generated=draw(st.sampled_from([0, 1, 9, 32 * LEAD])))
     wide = draw(st.sets(st.sampled_from("abcd")))
     for _ in range(draw(st.integers(0, 12))):
         digest = draw(st.sampled_from(["", "a", "b", "c", "d"]))
@@ -204,12 +271,19 @@ def situations(draw):
             )
         )
     queues.since_age = draw(st.integers(0, AGE_EVERY))
+    by_flow = {flow: draw(st.integers(1, 9)) for flow in draw(st.sets(st.sampled_from("vwxyz")))}
+    lately = {flow: draw(st.integers(1, 9)) for flow in draw(st.sets(st.sampled_from("vwxyz")))}
+    taken = Taken(draw(st.sampled_from([0, 4, 32])), by_flow, lately)
     holders = {
         name: Holder(8, draw(st.floats(0, 10)), draw(st.booleans()))
         for name in draw(st.sets(st.sampled_from(["a", "b", "x"])))
     }
     room = Room(
-        draw(st.integers(-1, 8)), draw(st.integers(-1, 20)), draw(st.integers(-8, 40)), holders
+        draw(st.integers(-1, 8)),
+        draw(st.integers(-1, 20)),
+        draw(st.integers(-8, 40)),
+        holders,
+        taken,
     )
     return queues, room
 

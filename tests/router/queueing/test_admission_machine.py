@@ -28,7 +28,11 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     steps = 0
 
-    @initialize(rows=st.integers(1, 5), pages=st.integers(6, 24), lanes=st.integers(3, 5))
+    @initialize(
+        rows=st.sampled_from([1, 2, 3, 4, 5, 8, 16]),
+        pages=st.integers(6, 24),
+        lanes=st.integers(3, 5),
+    )
     def start(self, rows: int, pages: int, lanes: int) -> None:
         self.shard = Cranked(rows, pages, lanes * LANES)
 

@@ -3,6 +3,8 @@
 from collections import Counter
 
 from loralane_router.queueing.admission import AGE_EVERY, PATIENCE_S
+from loralane_router.queueing.fairness import ANSWER_COST, PROMPT_COST
+from loralane_router.queueing.kept_rows import LEAD
 from loralane_router.queueing.weights import Weights
 
 from tests.router.cranked import LANES, CountedShares, Cranked
@@ -31,6 +33,58 @@ def test_a_flow_that_floods_tenfold_delays_nobody_else_by_more_than_one_turn():
     # while three others wait, or what is due by age.
     assert max(delays) <= 2
     assert len(shard.rows) == shard.rows_total
+    shard.check()
+
+
+def flooded(rounds: int) -> tuple[Cranked, list[int]]:
+    """Let one flow flood 32 rows and three others send one request in three steps between them.
+
+    Returns how many steps each of the latter waited, when the flood was known as one.
+    """
+    shard, came, waited = Cranked(rows_total=32, step_s=0.1), dict[int, int](), []
+    for number in range(rounds):
+        for _ in range(3):
+            shard.submit("flood", answer=20)
+        if number % 3 == 0:
+            came[shard.submit(f"v{number % 9}", answer=20)] = number
+        for request_id in shard.round():
+            if came.get(request_id, 0) > 30:
+                waited.append(number - came[request_id])
+    shard.check()
+    return shard, waited
+
+
+def test_with_32_rows_nobody_waits_for_a_row_beside_a_flow_that_floods():
+    shard, waited = flooded(rounds=300)
+
+    assert len(waited) == 89
+    assert max(waited) == 0
+    # The flood has all but what the others have and six rows for them.
+    assert 24 <= len(shard.rows) <= 32
+
+
+def test_a_flow_that_is_alone_takes_every_row():
+    shard = Cranked(rows_total=32, step_s=0.1)
+    for _ in range(100):
+        shard.submit("alone", answer=20)
+
+    for _ in range(30):
+        shard.round()
+
+    assert len(shard.rows) == 32
+
+
+def test_a_flow_of_short_answers_gets_ahead_of_one_that_stands_aside_but_not_for_ever():
+    shard, leads = Cranked(rows_total=16), []
+    for _ in range(500):
+        for _ in range(4):
+            shard.submit("short", prompt=12, answer=1)
+            shard.submit("long", prompt=1, answer=10)
+        shard.round()
+        leads.append(shard.shares.counter("short") - shard.shares.counter("long"))
+
+    lead = LEAD * 16
+    assert lead / 2 <= max(leads) <= lead + PROMPT_COST * 12 + ANSWER_COST * 10 * 16
     shard.check()
 
 

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import count
 
 import pytest
@@ -13,7 +14,8 @@ from loralane_proto import shard_pb2 as pb
 from loralane_router.errors import RequestError
 from loralane_router.queueing.admission import Ask
 from loralane_router.queueing.crowd import Crowd
-from loralane_router.queueing.overload import Standing, is_owed, most_beyond
+from loralane_router.queueing.fairness import FairShares
+from loralane_router.queueing.overload import Standing, is_owed, may_join, most_beyond
 
 FULL = RequestError(pb.ERROR_KIND_OVERLOADED, "full")
 
@@ -35,6 +37,26 @@ def test_a_flow_is_owed_a_place_that_is_within_its_share(
     requests, weight, everybody, weights, owed
 ):
     assert is_owed(Standing(requests, weight), everybody, weights) is owed
+
+
+@pytest.mark.parametrize(
+    ("requests", "weight", "everybody", "weights", "places", "may"),
+    [
+        (99, 1.0, 99, 1.0, 1, True),  # alone, it has all places
+        (4, 1.0, 9, 2.0, 1, True),  # five of ten are a half
+        (5, 1.0, 9, 2.0, 1, False),
+        (5, 1.0, 9, 2.0, 2, True),  # one beyond a half, and another place is left
+        (7, 1.0, 9, 2.0, 5, False),
+        (7, 1.0, 9, 2.0, 6, True),
+        (7, 3.0, 9, 4.0, 1, True),
+        (0, 0.1, 16, 5.1, 1, True),
+        (1, 0.1, 16, 5.1, 1, False),
+    ],
+)
+def test_beyond_its_share_a_flow_has_at_most_half_of_the_places_that_are_left(
+    requests, weight, everybody, weights, places, may
+):
+    assert may_join(Standing(requests, weight), everybody, weights, places) is may
 
 
 def test_the_flow_that_has_most_beyond_its_share_yields_down_to_that():
@@ -91,12 +113,12 @@ class Waiters:
         self.refused.append(id)
         self.crowd.leave(self.asks.pop(id))
 
-    def yield_to(self, flow: str, tokens: int = 0) -> list[int]:
+    def yield_to(self, flow: str, tokens: int = 0) -> list[Ask]:
         """Make place for a request; return who was refused for it."""
         yielding = self.crowd.yielding(flow, tokens)
         for waiting in yielding:
             waiting.refuse(waiting.ask.request_id, FULL)
-        return [waiting.ask.request_id for waiting in yielding]
+        return [waiting.ask for waiting in yielding]
 
     def sizes(self) -> Counter[str]:
         return Counter(ask.flow for ask in self.asks.values())
@@ -106,18 +128,20 @@ def test_the_newest_of_a_flood_yields_whenever_it_was_counted():
     waiters = Waiters()
     ids = [waiters.add("flood", arrived=at) for at in (5.0, 9.0, 1.0)]
 
-    assert waiters.yield_to("quiet") == [ids[1]]
-    assert waiters.yield_to("quiet") == [ids[0]]
+    assert [ask.request_id for ask in waiters.yield_to("quiet")] == [ids[1]]
+    assert [ask.request_id for ask in waiters.yield_to("quiet")] == [ids[0]]
     assert waiters.yield_to("quiet") == []
 
 
 def test_those_who_flood_are_owed_nothing():
     waiters = Waiters()
+    waiters.add("shy")
     for _ in range(9):
         waiters.add("flood")
 
-    assert not waiters.crowd.owes("flood")
-    assert waiters.crowd.owes("quiet")
+    assert waiters.yield_to("flood") == []
+    assert not waiters.crowd.may_join("flood", places=0)
+    assert waiters.crowd.is_within("quiet")
     assert waiters.crowd.may_yield
 
 
@@ -126,61 +150,105 @@ def test_as_many_yield_as_it_takes_for_the_tokens_but_none_within_the_share():
     ids = [waiters.add("flood", tokens=10) for _ in range(8)]
 
     assert waiters.yield_to("quiet", tokens=41) == []
-    assert waiters.yield_to("quiet", tokens=21) == [ids[7], ids[6], ids[5]]
+    yielded = waiters.yield_to("quiet", tokens=21)
+    assert [ask.request_id for ask in yielded] == [ids[7], ids[6], ids[5]]
 
 
 def test_who_is_being_opened_counts_but_cannot_yield():
     waiters = Waiters()
     with waiters.crowd.expecting("flood"), waiters.crowd.expecting("flood"):
-        assert waiters.crowd.coming == 2
-        assert waiters.crowd.owes("quiet")
+        assert (waiters.crowd.coming, waiters.crowd.size) == (2, 2)
+        assert waiters.crowd.is_within("quiet")
         assert waiters.yield_to("quiet") == []
         with waiters.crowd.expecting("quiet"):
-            assert not waiters.crowd.owes("quiet")
-            assert waiters.crowd.owes("quiet", counted=1)
+            assert not waiters.crowd.is_within("quiet")
+            assert waiters.crowd.is_within("quiet", counted=1)
     waiters.crowd.check()
     assert waiters.crowd.coming == 0
 
 
-def overload(rates: dict[str, float], places: int, arrivals: int) -> tuple[float, Counter[str]]:
-    """Let a queue be full; return how many refusals came late, of all, and who was served how much.
+def test_who_asks_does_not_count_against_itself():
+    waiters = Waiters()
+    for _ in range(4):
+        waiters.add("flood")
 
-    One request is served in a second, of the flow that was served least; rates are in requests per
-    second, arrivals at random. Served: of what was sent.
+    with waiters.crowd.expecting("quiet"):
+        yielding = waiters.crowd.yielding("quiet", 0, counted=1)
+        not_counted = waiters.crowd.may_join("quiet", 1, counted=1)
+
+    assert [waiting.ask.request_id for waiting in yielding] == [3]
+    assert not_counted
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of all requests of a simulation."""
+
+    #: Of the refusals.
+    late: float
+    #: Of what each flow sent.
+    served: dict[str, float]
+
+
+def overload(rates: dict[str, float], places: int, arrivals: int = 20_000) -> Outcome:
+    """Let more come to a queue than is served: one request in a second, of who was served least.
+
+    Rates are in requests per second, arrivals at random.
     """
-    rng, waiters = random.Random(7), Waiters()
+    rng, waiters, shares = random.Random(7), Waiters(), FairShares()
     sent, served = Counter[str](), Counter[str]()
     now, at_door = 0.0, 0
+
+    def turn(ask: Ask) -> tuple[float, float]:
+        return shares.counter(ask.flow), ask.arrived
+
     for _ in range(arrivals):
         before, now = now, now + rng.expovariate(sum(rates.values()))
         for _ in range(int(now) - int(before)):
             if waiters.asks:
-                first = min(waiters.asks.values(), key=lambda ask: (served[ask.flow], ask.arrived))
+                first = min(waiters.asks.values(), key=turn)
                 served[first.flow] += 1
+                shares.charge(first.flow, prompt=1)
+                shares.leave(first.flow)
                 waiters.crowd.leave(waiters.asks.pop(first.request_id))
         (flow,) = rng.choices(list(rates), list(rates.values()))
         sent[flow] += 1
-        if len(waiters.asks) >= places and not waiters.yield_to(flow):
-            at_door += 1
-        else:
+        left = places - len(waiters.asks)
+        yielding = [] if left > 0 else waiters.yield_to(flow)
+        for ask in yielding:
+            shares.leave(ask.flow)
+        if yielding or (left > 0 and waiters.crowd.may_join(flow, left)):
             waiters.add(flow, arrived=now)
+            shares.enter(flow)
+        else:
+            at_door += 1
     late = len(waiters.refused) / (len(waiters.refused) + at_door)
-    return late, Counter({flow: served[flow] / sent[flow] for flow in rates})
+    return Outcome(late, {flow: served[flow] / sent[flow] for flow in rates})
 
 
-def test_where_all_send_alike_few_refusals_come_late():
-    late, served = overload({str(n): 1.25 for n in range(8)}, places=16, arrivals=20_000)
+@pytest.mark.parametrize(("flows", "times"), [(2, 10.0), (8, 10.0), (50, 10.0), (2, 1.2), (8, 1.2)])
+def test_where_all_send_alike_hardly_any_refusal_comes_late(flows, times):
+    found = overload({str(n): times / flows for n in range(flows)}, places=16)
 
-    assert late < 0.03
-    assert all(0.08 < share < 0.12 for share in served.values()), "ten times what can be done"
+    assert found.late < 0.003
+    assert sum(found.served.values()) / flows == pytest.approx(1 / times, rel=0.03)
 
 
-def test_who_sends_his_share_is_served_whatever_another_sends():
+def test_where_all_send_alike_all_are_served_alike():
+    found = overload({str(n): 1.25 for n in range(8)}, places=16)
+
+    assert all(0.09 < share < 0.11 for share in found.served.values()), "ten times what can be done"
+
+
+@pytest.mark.parametrize("flood", [1.0, 10.0])
+def test_who_sends_his_share_is_served_whatever_another_sends(flood):
     victims = [str(n) for n in range(7)]
-    _, served = overload(dict.fromkeys(victims, 0.1) | {"flood": 1.0}, 16, arrivals=20_000)
+    found = overload(dict.fromkeys(victims, 0.1) | {"flood": flood}, places=16)
 
-    assert all(served[victim] > 0.98 for victim in victims)
-    assert served["flood"] < 0.4
+    assert all(found.served[victim] > 0.95 for victim in victims)
+    assert sum(found.served[victim] for victim in victims) / 7 > 0.98
+    assert found.served["flood"] < 0.4
+    assert found.late < 0.015
 
 
 FLOWS = ["a", "b", "c", "d"]
@@ -201,12 +269,24 @@ class FullQueue(RuleBasedStateMachine):
     @rule(flow=st.sampled_from(FLOWS))
     def arrive(self, flow):
         before = self.waiters.sizes()
-        if len(self.waiters.asks) >= PLACES:
-            yielded = self.waiters.yield_to(flow)
-            if not yielded:
+        left = PLACES - len(self.waiters.asks)
+        if left and not self.waiters.crowd.may_join(flow, left):
+            self.expect_more_than_a_share(flow)
+            return
+        if not left:
+            if not self.waiters.yield_to(flow):
                 return
             self.expect_fair(flow, before)
         self.taken.append(self.waiters.add(flow))
+
+    def expect_more_than_a_share(self, flow: str) -> None:
+        """Who may not join has his share already, and a place of his own."""
+        sizes = self.waiters.sizes() + Counter(flow for flow, _ in self.opening)
+        weights = sum(WEIGHTS.get(other, 1.0) for other in {*sizes, flow})
+        share = (sizes.total() + 1) * WEIGHTS.get(flow, 1.0) / weights
+        assert sizes[flow] >= 1
+        assert sizes[flow] + 1 > share
+        assert len(sizes) > 1
 
     def expect_fair(self, flow: str, before: Counter[str]) -> None:
         """Who yielded had more than chance makes of a share; who comes is within his."""

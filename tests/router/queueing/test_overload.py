@@ -2,7 +2,7 @@
 
 import pytest
 from loralane_proto import shard_pb2 as pb
-from loralane_router.queueing.overload import Backlog, DrainRate, refusal
+from loralane_router.queueing.overload import Backlog, DrainRate, places_left, refusal
 
 from tests.router.desk import desks, token
 
@@ -35,6 +35,21 @@ def test_without_a_bound_tokens_do_not_count():
 def test_without_a_queue_who_cannot_start_at_once_is_refused():
     assert refusal(backlog(-1), max_requests=0, max_tokens=None) is None
     assert refusal(backlog(0), max_requests=0, max_tokens=None) is not None
+
+
+@pytest.mark.parametrize(
+    ("requests", "tokens", "places"),
+    [
+        (4, 0, 6),
+        (10, 0, 0),
+        (-2, 1000, 12),  # two rows are free
+        (4, 80, 1),  # of 20 tokens each, as those four
+        (4, 20, 6),
+        (4, 200, -2),
+    ],
+)
+def test_places_are_left_as_far_as_requests_and_tokens_go(requests, tokens, places):
+    assert places_left(backlog(requests, tokens), 4, max_requests=10, max_tokens=100) == places
 
 
 def test_a_refusal_says_what_waits_and_when_to_come_back():

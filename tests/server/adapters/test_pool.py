@@ -81,6 +81,24 @@ def test_an_adapter_in_use_cannot_be_unloaded() -> None:
     assert pool.lanes_free == 8
 
 
+def test_who_was_told_who_owns_lanes_sees_nothing_change() -> None:
+    pool = AdapterPool(lanes=16)
+    resident(pool, "stays", rank=8)
+    resident(pool, "goes", rank=8)
+    told = pool.tenants()
+
+    pool.acquire("stays")
+    pool.pin("stays", True)
+    pool.evict("goes")
+
+    assert [(t.digest, t.users, t.pinned) for t in told.values()] == [
+        ("stays", 0, False),
+        ("goes", 0, False),
+    ]
+    assert [(t.digest, t.users, t.pinned) for t in pool.tenants().values()] == [("stays", 1, True)]
+    pool.check()
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Any order of events keeps the books right and running rows' lanes where they are."""
 
@@ -102,9 +120,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.held[digest] = tenant.pages
 
     @rule(data=st.data())
-    @precondition(lambda self: any(not t.resident for t in self.pool.tenants()))
+    @precondition(lambda self: any(not t.resident for t in self.pool.tenants().values()))
     def finish_a_load(self, data: st.DataObject) -> None:
-        loading = [t.digest for t in self.pool.tenants() if not t.resident]
+        loading = [t.digest for t in self.pool.tenants().values() if not t.resident]
         self.pool.complete(data.draw(st.sampled_from(loading)))
 
     @rule(data=st.data())

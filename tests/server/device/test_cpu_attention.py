@@ -59,6 +59,28 @@ def test_rows_of_any_length_join_leave_and_interleave() -> None:
         attend(attention, [(long, 1), (short, 1), (one, 1)])
 
 
+def test_a_prompt_in_chunks_of_any_size_equals_plain_attention() -> None:
+    attention = CpuAttention(1, 80, PAGE, KV_HEADS, HEAD_DIM, torch.float32)
+    row = Row(300, list(range(79, 4, -1)), seed=7)
+
+    for count in (2, 37, 1, 130, 3, 127):
+        attend(attention, [(row, count)])
+
+
+def test_bfloat16_chunks_are_near_plain_attention_at_any_depth() -> None:
+    attention = CpuAttention(1, 80, PAGE, KV_HEADS, HEAD_DIM, torch.bfloat16)
+    row = Row(300, list(range(80)), seed=8)
+    q, k, v = row.q.bfloat16(), row.k.bfloat16(), row.v.bfloat16()
+    row.q, row.k, row.v = q.float(), k.float(), v.float()
+
+    for start, end in ((0, 90), (90, 180), (180, 300)):
+        plan = plan_attention([Span(start, end - start, row.pages)], PAGE, torch.bfloat16)
+        out = attention.attend(0, q[start:end], k[start:end], v[start:end], plan)
+
+        wanted = torch.stack([row.expected(at) for at in range(start, end)])
+        torch.testing.assert_close(out.float(), wanted, atol=0.02, rtol=0.02)
+
+
 def test_pages_of_other_rows_are_not_read() -> None:
     attention = CpuAttention(1, 8, PAGE, KV_HEADS, HEAD_DIM, torch.float32)
     poison = Row(4, [1], seed=4)

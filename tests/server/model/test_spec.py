@@ -51,6 +51,13 @@ def test_what_would_change_the_maths_is_refused_by_name(change: dict[str, Any], 
         model_spec(config(**change))
 
 
+def test_attention_and_linears_balance_where_they_multiply_as_often() -> None:
+    spec = model_spec(config())
+    linears = sum(out * inside for out, inside in spec.linears().values())
+
+    assert linears // (2 * spec.heads * spec.head_dim) == spec.balance > 0
+
+
 def test_unknown_fields_that_say_nothing_are_fine() -> None:
     model_spec(config(some_new_switch=False, another=None, _name_or_path="x"))
 

@@ -48,6 +48,13 @@ def test_a_chunk_is_cut_to_the_pages_that_there_are() -> None:
     assert plan.counts == (1, 3 + 2 * PAGE)
 
 
+def test_beside_a_stream_a_deep_chunk_is_smaller() -> None:
+    deep = PROMPT._replace(pending=900, covered=900, begun=True, owns=True, computed=2000)
+
+    assert plan_rows([STREAM, deep], budget=101, free=10, doubling=1000).counts == (1, 34)
+    assert plan_rows([deep], budget=101, free=10, doubling=1000).counts == (101,)
+
+
 def test_a_row_begins_only_where_there_is_room_for_what_it_has_and_a_page_for_each() -> None:
     # Two pages of its own, one more for it and one more for the stream.
     assert plan_rows([STREAM, PROMPT], budget=100, free=4).counts == (1, 2 * PAGE)

@@ -25,7 +25,7 @@ from loralane_server.adapters.store.entries import (
     is_on_disk,
     summary_of,
 )
-from loralane_server.adapters.store.flights import Flights, failed
+from loralane_server.adapters.store.flights import Flights, failed, landed
 from loralane_server.adapters.store.indexes import Indexes
 from loralane_server.adapters.store.workers import Workers
 from loralane_server.errors import (
@@ -97,8 +97,14 @@ class Resolver:
         # Folders are open to everybody.
         is_local = isinstance(place.at, LocalPlace)
         asker = reference if is_local else (reference, self._hash(token))
+        known = self._catalogue.answer(asker)
+        if known is not None and not is_local and known[1] < HUB_TTL_S:
+            return landed(known[0].summary)
+        is_stat = is_local and known is not None
         return self._resolving.join(
-            asker, self._for_looks(place), lambda: self._resolve(reference, place, token, asker)
+            asker,
+            self._workers.known if is_stat else self._for_looks(place),
+            lambda: self._resolve(reference, place, token, asker),
         )
 
     def validate(

@@ -1,19 +1,24 @@
-"""The threads of the adapter store, by what they wait for. All give way to the running steps.
+"""The threads of the adapter store, by what they wait for. All that compute give way to the steps.
 
 A load waits for its own adapter only: what is in memory never queues behind a disk, a disk never
-behind a download, a look never behind a download, and nothing that a request waits for behind what
-is only read ahead.
+behind a download, a look never behind a download, one for what is known behind no load at all, and
+nothing that a request waits for behind what is only read ahead.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from loralane_server.device.threads import stand_back
+from loralane_server.device.threads import stand_back, use_threads
 
 
 class Workers:
-    """The threads that look for adapters and read them; each computes alone and gives way."""
+    """The threads that look for adapters and read them; each computes alone."""
 
     def __init__(self) -> None:
+        #: Whether files are still those that are known: some microseconds, on the way of nearly
+        #: every request. Giving way to the steps there would take longer than a step.
+        self.known = _executor(4, "known", partial(use_threads, 1))
         #: Folders: resolving and reading.
         self.disk = _executor(4, "disk")
         #: Asking hubs and buckets: metadata, headers. As many as a hub may leave hanging for as
@@ -31,10 +36,13 @@ class Workers:
 
     def close(self) -> None:
         """Take no more work; what was begun ends by itself."""
-        looks, reads = (self.disk, self.remote), (self.downloads, self.memory, self.ahead)
+        looks = self.known, self.disk, self.remote
+        reads = self.downloads, self.memory, self.ahead
         for executor in (*looks, *reads, self.rest):
             executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _executor(threads: int, name: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, f"adapters-{name}", stand_back)
+def _executor(
+    threads: int, name: str, begin: Callable[[], None] = stand_back
+) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, f"adapters-{name}", begin)

@@ -324,6 +324,27 @@ def test_a_callback_that_fails_fails_its_load_only(store: AdapterStore, tmp_path
     assert len(load(store, digest)) == 3
 
 
+def test_an_adapter_that_is_known_is_found_while_loads_wait_for_the_disk(
+    store: AdapterStore, tmp_path: Path
+) -> None:
+    for n in range(9):
+        write(tmp_path / f"a{n}", adapter_files(lora(seed=n)))
+    digests = [store.resolve(f"a{n}").result().digest for n in range(9)]
+    may_end = threading.Event()
+
+    def hold(layer: LayerTensors) -> None:
+        may_end.wait()
+
+    loads = [store.load(digest, hold) for digest in digests[1:]]
+    try:
+        found = store.resolve("a0").result(60)
+    finally:
+        may_end.set()
+
+    assert found.digest == digests[0]
+    assert [load.result(60) for load in loads] == [None] * 8
+
+
 def test_closing_ends_what_had_not_begun(tmp_path: Path) -> None:
     for n in range(8):
         write(tmp_path / f"a{n}", adapter_files(lora(seed=n)))
