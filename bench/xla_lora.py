@@ -218,7 +218,7 @@ def measure(shapes: Shapes, tokens: int, rounds: int) -> dict[str, float]:
     for name, form in forms(layer.lanes).items():
         graphs[name] = layer.graph(name, form)
     times: dict[str, list[float]] = {name: [] for name in graphs}
-    for turn in range(rounds + 1):
+    for turn in range(rounds * max(1, 64 // tokens) + 1):
         for name, graph in graphs.items():
             xm.wait_device_ops()
             began = time.perf_counter()

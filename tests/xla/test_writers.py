@@ -99,6 +99,7 @@ def test_lanes_that_an_adapter_does_not_fill_become_zero(pool: Pool) -> None:
 
     pool.write(1, (7, 3), adapter(11, 2, ("q_proj", "down_proj")))
     pool.write(1, (4,), {})
+    pool.write(2, (9, 1, 0, 2), adapter(32, 3))
 
     pool.check()
 

@@ -9,9 +9,9 @@ segment and layer:
 
 A's lanes are columns because XLA:CPU multiplies by [in, out] five times faster than by [out, in]
 (bench/XLA.md). Every lane of the window is multiplied and those of others are masked: a dense
-product over the window beats gathering each row's own lanes, in time on XLA:CPU and in bytes moved
-on a TPU. What is masked is replaced, not multiplied: `adapters/lanes.py` says why. So the delta of
-a base row is exactly zero.
+product over a window that fits beats gathering each row's own lanes, in time on XLA:CPU and in
+bytes moved on a TPU. What is masked is replaced, not multiplied: `adapters/lanes.py` says why. So
+the delta of a base row is exactly zero.
 """
 
 from collections.abc import Mapping, Sequence
