@@ -30,10 +30,15 @@ _RUNGS: Final = 3
 _LEAST_PAGES: Final = 16
 _LEAST_TOKENS: Final = 32
 _LEAST_LANES: Final = 128
+#: Of one row's tokens: so many blocks of a mixed shape, each of a size between these.
+_BLOCKS: Final = 8
 _NARROW: Final = 16
 _WIDE: Final = 64
-#: Blocks that a mixed shape has for rows that do not fill theirs, decoding ones above all.
-_SPARE_BLOCKS: Final = 8
+#: Tokens in the blocks that a mixed shape has to spare, for rows that do not fill theirs, decoding
+#: ones above all. Every block costs as much as a full one.
+_SPARE_TOKENS: Final = 128
+#: Decoding rows are counted in these on a TPU, where fewer cost the same.
+_KERNEL_ROWS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,7 @@ def plan_buckets(
     longest = pages_for(max_len)
     return Buckets(
         max_rows=max_rows,
-        rows=_row_buckets(max_rows),
+        rows=_row_buckets(max_rows, kernel),
         mixed=_mixed_shapes(most, max_rows, kernel) if step_tokens > 1 else (),
         pages=(longest,) if kernel else _ladder(longest, _LEAST_PAGES),
         lanes=(0, *_ladder(lanes // LANE_PAGE * LANE_PAGE, _LEAST_LANES)),
@@ -150,10 +155,10 @@ def _ladder(top: int, least: int) -> tuple[int, ...]:
     return tuple(sorted(rungs))
 
 
-def _row_buckets(max_rows: int) -> tuple[int, ...]:
+def _row_buckets(max_rows: int, kernel: bool) -> tuple[int, ...]:
     """Return 1, then doubling from 4: rows are what decoding costs most by."""
-    rows = {1, max_rows}
-    size = 4
+    size = _KERNEL_ROWS if kernel else 4
+    rows = {max_rows} if kernel else {1, max_rows}
     while size < max_rows:
         rows.add(size)
         size *= 2
@@ -173,8 +178,8 @@ def _mixed_shapes(most: int, max_rows: int, kernel: bool) -> tuple[MixedShape, .
 
 def _blocked(tokens: int, max_rows: int) -> MixedShape:
     """Return a shape for a few long rows and some short ones."""
-    size = min(max(tokens // _SPARE_BLOCKS, _NARROW), _WIDE)
-    spare = min(max_rows, _SPARE_BLOCKS)
+    size = min(max(tokens // _BLOCKS, _NARROW), _WIDE)
+    spare = min(max_rows, _SPARE_TOKENS // size)
     blocks = min(-(-tokens // size) + spare, _most_blocks(tokens, max_rows, size))
     return MixedShape(tokens, blocks, size)
 

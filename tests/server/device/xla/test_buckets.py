@@ -104,7 +104,7 @@ def test_a_kernel_makes_graphs_fewer() -> None:
 
     declared = planned(limits, kernel=True).declared()
 
-    assert len(declared) == 24
+    assert len(declared) == 18
     assert {key.pages for key in declared} == {512}
 
 
