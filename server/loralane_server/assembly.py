@@ -156,7 +156,8 @@ def assemble(config: ShardConfig) -> Shard:
             config.step_tokens,
             doubling=doubling(backend.name, spec),
         ),
-        threads=config.threads or os.cpu_count() or 1,
+        # XLA has threads of its own, and torch's would spin over every transfer of some size.
+        threads=1 if backend.name == "xla" else config.threads or os.cpu_count() or 1,
         prefix_cache=config.prefix_cache == "on",
         adapter_ttl=config.adapter_ttl,
     )
