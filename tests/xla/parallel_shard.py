@@ -3,13 +3,15 @@
     python -m tests.xla.parallel_shard DEVICES FOLDER
 
 FOLDER holds `model/`, `adapters/` and `prompts.json`: [[adapter or "", [token, ...]], ...]. Prints
-the tokens of each, and whether anything was compiled after warm-up.
+the tokens of each, how many graphs were compiled after warm-up, and how what was fetched lay.
 """
 
 import json
 import sys
 from pathlib import Path
 
+import torch
+import torch_xla
 from loralane_server.config import ShardConfig
 from loralane_server.rows import Admission
 
@@ -33,19 +35,36 @@ def main() -> None:
         step_tokens=48,
         max_model_len=128,
     )
+    fetched = note_fetches()
     with running(config) as listener:
         before = Compilations.so_far()
         admissions = [
             Admission(i, digest_of(listener.shard, name) if name else "", tuple(prompt), TOKENS)
             for i, (name, prompt) in enumerate(prompts)
         ]
-        tokens = [
-            one
-            for at in range(0, len(admissions), ROWS)
-            for one in listener.generate(*admissions[at : at + ROWS])
-        ]
-        compiled = Compilations.so_far() != before
-    print(json.dumps({"tokens": tokens, "compiled": compiled}))
+        tokens = []
+        for at in range(0, len(admissions), ROWS):
+            tokens += listener.generate(*admissions[at : at + ROWS])
+        compiled = Compilations.so_far().graphs - before.graphs
+    print(json.dumps({"tokens": tokens, "compiled": compiled, "fetched": sorted(fetched)}))  # noqa: T201
+
+
+def note_fetches() -> set[str]:
+    """Note how every tensor lies on the devices that is fetched from now on.
+
+    torch_xla compiles at each fetch of one that is cut, and no counter tells: that of such fetches
+    counts those that are the same on every device, too, which cost nothing.
+    """
+    found: set[str] = set()
+    fetch = torch.Tensor.cpu
+
+    def noting(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type == "xla":
+            found.add(torch_xla._XLAC._get_xla_sharding_spec(tensor))
+        return fetch(tensor)
+
+    torch.Tensor.cpu = noting  # type: ignore[assignment,method-assign]
+    return found
 
 
 if __name__ == "__main__":

@@ -56,8 +56,9 @@ def prepare(config: PretrainedConfig, folder: Path) -> list[list[int]]:
     return expected
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize(
+    ("name", "devices"), [("llama", 2), ("llama", 4), ("llama-o-bias", 2), ("qwen2", 4)]
+)
 def test_tokens_equal_the_reference_on_several_devices(
     name: str, devices: int, tmp_path: Path
 ) -> None:
@@ -68,7 +69,7 @@ def test_tokens_equal_the_reference_on_several_devices(
 
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout.splitlines()[-1])
-    assert found == {"tokens": expected, "compiled": False}
+    assert found == {"tokens": expected, "compiled": 0, "fetched": ["{replicated}"]}
 
 
 def test_a_model_that_cannot_be_cut_is_refused(tmp_path: Path) -> None:

@@ -40,11 +40,11 @@ class PartsLinear:
 
     def __init__(self, mesh: Mesh, weight: Tensor, bias: Tensor | None) -> None:
         """`bias` [devices, 1, out]: the first device's, and zeros."""
-        self._mesh, self._weight, self._bias = mesh, weight, bias
+        self.mesh, self._weight, self._bias = mesh, weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        y = self._mesh.product(x, self._weight)
+        y = self.mesh.product(x, self._weight)
         return y if self._bias is None else y + self._bias
 
 
@@ -52,12 +52,12 @@ class Head:
     """Logits x W over a weight [in, vocab]; where it is cut by outputs, they are gathered."""
 
     def __init__(self, mesh: Mesh, weight: Tensor, *, cut: bool) -> None:
-        self._mesh, self._weight, self._cut = mesh, weight, cut
+        self.mesh, self._weight, self._cut = mesh, weight, cut
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
         y = x @ self._weight
-        return self._mesh.gather(y, 1) if self._cut else y
+        return self.mesh.gather(y, 1) if self._cut else y
 
 
 class SharedLinear:
@@ -88,7 +88,7 @@ class XlaDevice:
     ) -> None:
         """`tpu`: compute as on a TPU, wherever this is traced (see tpu/); buckets to match."""
         self._device = torch_xla.device()
-        self._mesh = mesh or Mesh()
+        self.mesh = mesh or Mesh()
         self._shapes = spec.linears()
         self._tpu = tpu
         self.buckets = buckets
@@ -102,10 +102,10 @@ class XlaDevice:
             dtype=dtype,
             device=self._device,
             kernel=Kernel() if tpu else None,
-            mesh=self._mesh,
+            mesh=self.mesh,
         )
         self._lanes = XlaLanes(
-            spec.layers, self._shapes, buckets.lanes, dtype, self._device, self._mesh
+            spec.layers, self._shapes, buckets.lanes, dtype, self._device, self.mesh
         )
         self._writer = LaneWriter(self._lanes, dtype, self._device, slices=tpu)
 
@@ -124,30 +124,30 @@ class XlaDevice:
         weight = weight.cpu()
         if group is None:
             assert bias is None
-            cut = self._mesh.devices > 1 and weight.shape[0] % self._mesh.devices == 0
-            turned = self._mesh.place(self.put(weight.T.contiguous()), 1 if cut else None)
-            return Head(self._mesh, turned, cut=cut)
+            cut = self.mesh.devices > 1 and weight.shape[0] % self.mesh.devices == 0
+            turned = self.mesh.place(self.put(weight.T.contiguous()), 1 if cut else None)
+            return Head(self.mesh, turned, cut=cut)
         if group in CUT_BY_INPUTS:
             return self._pack_by_inputs(weight.T.contiguous(), bias)
         outs = [self._shapes[module][0] for module in GROUPS[group]]
-        turned = self._mesh.interleave(weight, outs).T.contiguous()
+        turned = self.mesh.interleave(weight, outs).T.contiguous()
         if bias is not None:
-            bias = self._mesh.place(self.put(self._mesh.interleave(bias.cpu(), outs)), 0)
-        return XlaLinear(self._mesh.place(self.put(turned), 1), bias)
+            bias = self.mesh.place(self.put(self.mesh.interleave(bias.cpu(), outs)), 0)
+        return XlaLinear(self.mesh.place(self.put(turned), 1), bias)
 
     def _pack_by_inputs(self, turned: Tensor, bias: Tensor | None) -> Linear:
-        weight, devices = self._mesh.place(self.put(turned), 0), self._mesh.devices
+        weight, devices = self.mesh.place(self.put(turned), 0), self.mesh.devices
         if devices == 1:
             return XlaLinear(weight, None if bias is None else self.put(bias))
         if bias is not None:
             parts = torch.zeros(devices, 1, bias.shape[0], dtype=bias.dtype)
             parts[0, 0] = bias.cpu()
-            bias = self._mesh.place(self.put(parts), 0)
-        return PartsLinear(self._mesh, weight, bias)
+            bias = self.mesh.place(self.put(parts), 0)
+        return PartsLinear(self.mesh, weight, bias)
 
     def split(self, y: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
         """See `Device.split`."""
-        return self._mesh.split(y, sizes)
+        return self.mesh.split(y, sizes)
 
     def put(self, tensor: Tensor) -> Tensor:
         """Bring a tensor to the device; to every one of them."""
@@ -202,7 +202,7 @@ class XlaDevice:
 
     def whole(self, y: Tensor) -> Tensor:
         """See `Device.whole`: parts are summed over the devices."""
-        return y if y.dim() == 2 else self._mesh.sum(y)
+        return y if y.dim() == 2 else self.mesh.sum(y)
 
     def write_lanes(
         self,

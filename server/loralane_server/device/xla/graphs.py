@@ -20,6 +20,7 @@ import torch_xla.debug.metrics as met
 from torch import Tensor
 
 from loralane_server.device.xla.dynamo_graph import DynamoGraph
+from loralane_server.device.xla.mesh import Mesh
 from loralane_server.device.xla.tracing import Cell as Cell
 from loralane_server.device.xla.tracing import Input, Source, Trace, trace
 
@@ -84,12 +85,18 @@ class Graphs:
     """Compiles the graphs of one shard, and counts them. Touched by one thread at a time."""
 
     def __init__(
-        self, *, cached: bool | None = None, began: Callable[[str], None] = lambda name: None
+        self,
+        *,
+        mesh: Mesh | None = None,
+        cached: bool | None = None,
+        began: Callable[[str], None] = lambda name: None,
     ) -> None:
         """`cached`: whether graphs run directly, None = if this torch_xla can.
 
-        `began` is told the name of each graph before it is compiled.
+        Outputs are the same on every device of the mesh: to fetch one that is cut, torch_xla
+        compiles each time. `began` is told the name of each graph before it is compiled.
         """
+        self._mesh = mesh or Mesh()
         self._cached = all(hasattr(_C, name) for name in _PRIVATE) if cached is None else cached
         self._began = began
         self._graphs: dict[str, Graph] = {}
@@ -125,12 +132,16 @@ class Graphs:
         if name in self._graphs:
             raise ValueError(f"graph {name} is compiled already")
         self._began(name)
+
+        def everywhere(*inputs: Tensor) -> list[Tensor]:
+            return [self._mesh.place(output) for output in fn(*inputs)]
+
         graph: Graph
         if self._cached:
-            with trace(fn, inputs, updated=updated, read=read) as traced:
+            with trace(everywhere, inputs, updated=updated, read=read) as traced:
                 graph = CachedGraph(traced, inputs)
         else:
-            graph = DynamoGraph(fn, inputs, [*updated, *read], len(updated))
+            graph = DynamoGraph(everywhere, inputs, [*updated, *read], len(updated))
         self._graphs[name] = graph
         return graph
 

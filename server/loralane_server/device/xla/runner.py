@@ -67,7 +67,7 @@ class XlaRunner:
         """Compile every graph that steps and lane writes will need, showing how far it is."""
         began = time.perf_counter()
         with tqdm(total=self.graphs.declared, desc="compiling", unit="graph") as bar:
-            self._graphs = Graphs(began=_shown_in(bar))
+            self._graphs = Graphs(mesh=self._device.mesh, began=_shown_in(bar))
             self._device.compile_lanes(self._graphs)
             self._sampler.compile(self._graphs)
             for key in self._keys:
