@@ -41,14 +41,17 @@ def plan_step(
     streams = sum(1 for tokens in pending if tokens == 1)
     if not streams:
         doubling = None
-    work = _cost(0, max(1, budget - streams), doubling)
+    left = max(1, budget - streams)
+    work = _cost(0, left, doubling)
     least = 1  # the oldest prompt goes on, however deep it is
     plan = []
     for tokens, depth in zip(pending, depths or [0] * len(pending), strict=True):
         if tokens == 1:
             plan.append(1)
         else:
-            chunk = min(tokens, max(least, _fitting(depth, work, doubling)))
+            # Several chunks at small depths cost less than one of as many tokens.
+            chunk = min(tokens, left, max(least, _fitting(depth, work, doubling)))
+            left -= chunk
             work = max(0, work - _cost(depth, chunk, doubling))
             least = 0
             plan.append(chunk)

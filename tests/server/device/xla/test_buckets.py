@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from loralane_server.device.seam import StepInput
 from loralane_server.device.xla.buckets import Buckets, GraphKey, plan_buckets
 from loralane_server.scheduling.planner import plan_step
@@ -61,15 +62,20 @@ def test_each_key_is_declared_once_and_windows_begin_with_none(limits: Limits) -
         assert max(buckets.rows) == limits.rows
 
 
-@settings(max_examples=100, deadline=None)
-@given(limits())
-def test_the_planner_never_asks_for_more_tokens_than_the_largest_shape(limits: Limits) -> None:
-    buckets = planned(limits)
-    largest = max((shape.tokens for shape in buckets.mixed), default=limits.rows)
+@settings(max_examples=200, deadline=None)
+@given(limits(), st.data())
+def test_the_planner_never_asks_for_more_tokens_than_the_largest_shape(
+    limits: Limits, data: st.DataObject
+) -> None:
+    largest = max((shape.tokens for shape in planned(limits).mixed), default=limits.rows)
+    rows = data.draw(st.integers(1, limits.rows))
+    row = st.tuples(st.sampled_from((1, 2, 30, limits.length)), st.integers(0, limits.length))
+    pending, depths = zip(*data.draw(st.lists(row, min_size=rows, max_size=rows)), strict=True)
+    doubling = data.draw(st.none() | st.integers(1, 4000))
 
-    for singles in range(limits.rows + 1):
-        pending = [1] * singles + [limits.length] * (limits.rows - singles)
-        assert sum(plan_step(pending, limits.step_tokens)) <= largest
+    counts = plan_step(pending, limits.step_tokens, depths, doubling)
+
+    assert sum(counts) <= largest
 
 
 def test_a_step_of_base_rows_reads_no_lanes() -> None:
