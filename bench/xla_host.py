@@ -4,7 +4,9 @@
 
 Host time is the processor time of the thread that runs a step, from the step's input to its tokens
 on the host: laying out, bringing it over, handing the graph its arguments, reading the tokens.
-Waiting for the device takes none. Models are tiny, rows decode. Each adapter has rank 8; rows use
+Waiting for the device takes none. XLA has one thread, which leaves a core to the thread that is
+measured, as a TPU would: otherwise it is the device's threads on the same two cores that are
+measured. Models are tiny, rows decode. Each adapter has rank 8; rows use
 adapters from all over the pool, or none.
 """
 
@@ -58,7 +60,7 @@ class Rig:
         self._spec = read_model_spec(save_tiny(folder, layers))
         lanes = max(_ADAPTERS) * LANE_PAGE
         # Steps of single tokens need no shapes for prompts, so there is less to compile.
-        config = ShardConfig(device="xla", max_rows=ROWS, lanes=lanes, step_tokens=1)
+        config = ShardConfig(device="xla", max_rows=ROWS, lanes=lanes, step_tokens=1, threads=1)
         max_len, pages = _PAGES_OF_A_ROW * PAGE_TOKENS, ROWS * _PAGES_OF_A_ROW
         plan = Plan(folder, self._spec, torch.float32, max_len, pages, config)
         self._backend: Backend = open_backend(plan)

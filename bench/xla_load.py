@@ -2,9 +2,9 @@
 
     python -m bench.xla_load [--device xla] [--loads 24] [--rounds 5]
 
-A shard alone in this process decodes eight rows with an adapter each. In turns nothing else
-happens, or adapters that were never used before are loaded, one after another without a pause. The
-p99 of the gaps between tokens is compared round by round.
+A shard alone in this process decodes eight rows with an adapter each. For a while nothing else
+happens; then adapters that were never used before are loaded, one after another without a pause;
+then nothing again. The p99 of the gaps between tokens is compared round by round.
 """
 
 import argparse
@@ -21,34 +21,32 @@ from bench.alone import Alone
 from bench.model import DEFAULT_FOLDER, ready
 from bench.promises import at_most, conclude
 from bench.report import save
-from bench.windows import Gaps, Window, gaps_within
+from bench.windows import Comparison, Window, compare
 from bench.xla_decode import ROWS, config_of
 
-#: Rows decode this long after the last load of a round, so that all windows lie within.
 _MOST_OF_QUIET: Final = 1.3
 _PROMPT: Final = 32
-_LENGTH: Final = 512
+_LENGTH: Final = 256
+#: Tokens of each row before rows count, and before the loads begin.
+_WARM: Final = 8
+_BEFORE: Final = 72
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Gaps between tokens in a quiet window and in one of loads, which are as long; seconds."""
+    """What loads did to the gaps between tokens, in seconds."""
 
-    quiet: Gaps
-    loads: Gaps
+    gaps: Comparison
     #: Median seconds of a load.
     load: float
 
-    @property
-    def p99_of_quiet(self) -> float:
-        """The loads' p99 over that of the quiet window."""
-        return self.loads.p99 / self.quiet.p99
-
 
 def measure_round(alone: Alone, rows: Sequence[str], fresh: Sequence[str]) -> Round:
-    """Decode; load every fresh adapter; then look for as long on rows that are left alone."""
+    """Decode, and load every fresh adapter in the midst of it."""
     numbers = alone.start(rows, _PROMPT, _LENGTH - _PROMPT)
-    alone.wait_for_tokens(numbers, 8)
+    alone.wait_for_tokens(numbers, _WARM)
+    quiet = time.perf_counter()
+    alone.wait_for_tokens(numbers, _BEFORE)
     loads, begin = [], time.perf_counter()
     for digest in fresh:
         began = time.perf_counter()
@@ -57,11 +55,8 @@ def measure_round(alone: Alone, rows: Sequence[str], fresh: Sequence[str]) -> Ro
     end = time.perf_counter()
     streams = alone.finish(numbers)
     last = min(times[-1] for times in streams)
-    return Round(
-        quiet=gaps_within(streams, Window(end, last)),
-        loads=gaps_within(streams, Window(begin, end)),
-        load=median(loads),
-    )
+    gaps = compare(streams, Window(quiet, begin), Window(begin, end), Window(end, last))
+    return Round(gaps, median(loads))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,15 +77,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             rounds.append(measure_round(alone, rows, loaded))
             print(_line(rounds[-1]), flush=True)
     print(f"written to {save(args.out, {'rounds': [asdict(each) for each in rounds]})}")
-    ratio = median(each.p99_of_quiet for each in rounds)
+    ratio = median(each.gaps.p99_of_quiet for each in rounds)
     return conclude([at_most("p99 between tokens while loading, of quiet", ratio, _MOST_OF_QUIET)])
 
 
 def _line(found: Round) -> str:
-    quiet, loads = found.quiet, found.loads
+    quiet, loads, ratio = found.gaps.quiet, found.gaps.storm, found.gaps.p99_of_quiet
     return (
         f"p50 {quiet.p50 * 1e3:.1f} -> {loads.p50 * 1e3:.1f} ms, "
-        f"p99 {quiet.p99 * 1e3:.1f} -> {loads.p99 * 1e3:.1f} ms ({found.p99_of_quiet:.2f}), "
+        f"p99 {quiet.p99 * 1e3:.1f} -> {loads.p99 * 1e3:.1f} ms ({ratio:.2f}), "
         f"gaps {quiet.count} and {loads.count}, a load {found.load * 1e3:.0f} ms"
     )
 
