@@ -114,7 +114,8 @@ class CpuDevice:
 
     def split(self, y: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
         """See `Device.split`: views."""
-        return y.split(list(sizes), dim=1)
+        parts: tuple[Tensor, ...] = y.split(list(sizes), dim=1)
+        return parts
 
     def put(self, tensor: Tensor) -> Tensor:
         """Return the tensor: host memory is device memory here."""

@@ -228,9 +228,11 @@ class LaneMemory(Protocol):
 
 
 BatchT = TypeVar("BatchT", bound=Batch)
+#: For what only takes batches, as a device does.
+BatchT_contra = TypeVar("BatchT_contra", bound=Batch, contravariant=True)
 
 
-class Device(LaneMemory, Protocol[BatchT]):
+class Device(LaneMemory, Protocol[BatchT_contra]):
     """What the decoder calls of a backend, generic in its own form of a step's input."""
 
     @property
@@ -257,14 +259,14 @@ class Device(LaneMemory, Protocol[BatchT]):
     def put(self, tensor: Tensor) -> Tensor:
         """Place a small tensor (a norm, a rotary table) or an embedding on the device."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: BatchT) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: BatchT_contra) -> Tensor:
         """Write k and v to the rows' pages, then attend causally to all that the pages hold.
 
         q [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim];
         returns [tokens, heads * head_dim].
         """
 
-    def add_lora(self, y: Tensor, x: Tensor, layer: int, group: str, batch: BatchT) -> None:
+    def add_lora(self, y: Tensor, x: Tensor, layer: int, group: str, batch: BatchT_contra) -> None:
         """Turn y, the base's product, into that of each row's own adapter, in place.
 
         y [tokens, outs of the group] becomes (1 + gain) y + LoRA's delta + shift; x [tokens, in] is
@@ -277,28 +279,28 @@ class Device(LaneMemory, Protocol[BatchT]):
         Until then a device that shares its work with others may keep it in parts.
         """
 
-    def adapt_embedding(self, x: Tensor, batch: BatchT) -> None:
+    def adapt_embedding(self, x: Tensor, batch: BatchT_contra) -> None:
         """Change the tokens' embeddings x [tokens, hidden], in place, as each row's adapter does.
 
         First gain, LoRA (the tokens' columns of A, times B) and shift, then replaced rows, which
         are final. Base rows are left untouched, bit for bit.
         """
 
-    def adapt_logits(self, logits: Tensor, x: Tensor, batch: BatchT) -> None:
+    def adapt_logits(self, logits: Tensor, x: Tensor, batch: BatchT_contra) -> None:
         """Change logits [samples, vocab], in place, as each sampled row's adapter changes the head.
 
         x [samples, hidden] is what the head took. In the order of `adapt_embedding`.
         """
 
-    def samples_of(self, x: Tensor, batch: BatchT) -> Tensor:
+    def samples_of(self, x: Tensor, batch: BatchT_contra) -> Tensor:
         """Pick the tokens whose logits are needed: x [tokens, hidden] -> [samples, hidden]."""
 
 
-class EagerDevice(Device[BatchT], Protocol[BatchT]):
+class EagerDevice(Device[BatchT_contra], Protocol[BatchT_contra]):
     """A device that computes at once what it is told, in shapes of any size."""
 
-    def batch(self, step: StepInput) -> BatchT:
+    def batch(self, step: StepInput) -> BatchT_contra:
         """Bring a step's input to the device."""
 
-    def sample(self, logits: Tensor, batch: BatchT) -> StepOutput:
+    def sample(self, logits: Tensor, batch: BatchT_contra) -> StepOutput:
         """Choose one token for each row of logits [samples, vocab]."""
