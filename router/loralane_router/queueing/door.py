@@ -123,12 +123,16 @@ class Door:
         """Return the flow of a request by what its adapter last was.
 
         Adapters that nobody has asked for yet are one flow until they are resolved: a flood of
-        invented names has one share of the queue.
+        invented names has one share of the queue. An alias is not invented: it is a flow by its
+        name, so that after a start the operator's adapters are not refused for each other.
         """
-        facts = self._fleet.placing.last_seen(request.merge or request.adapter)
-        if facts is None:
-            return _NOT_SEEN_YET
-        return self._fleet.shares.flow_of(request.key, called(request, facts), facts.digest)
+        fleet, name = self._fleet, request.adapter
+        facts = fleet.placing.last_seen(request.merge or name)
+        if facts is not None:
+            return fleet.shares.flow_of(request.key, called(request, facts), facts.digest)
+        if request.merge is None and fleet.names.aliased(name) is not None:
+            return fleet.shares.flow_of(request.key, name, name)
+        return _NOT_SEEN_YET
 
 
 def called(request: TextRequest, adapter: AdapterFacts) -> str:

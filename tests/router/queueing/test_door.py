@@ -90,6 +90,18 @@ async def test_who_can_start_at_once_is_let_in_whoever_asks(start_shard, start_r
     router.check()
 
 
+async def test_aliases_that_were_not_used_yet_do_not_share_one_share(start_shard, start_router):
+    aliases = {f"my-{name}": name for name in ADAPTERS}
+    shard = await start_shard(ADAPTERS, aliases=aliases, rows_total=1)
+    router = await start_router(shard, max_queue=6)
+
+    burst = [router.open(ask(name)) for name in ["", *aliases, *aliases]]
+    texts = await asyncio.gather(*map(text_of, await asyncio.gather(*burst)))
+
+    assert texts == ["b", "c", "d", "e", "c", "d", "e"]
+    router.check()
+
+
 async def test_invented_names_have_one_share_of_a_full_queue_together(start_shard, start_router):
     """With four that wait, three more may be opened: the fourth of them would be half of eight."""
     shard = await start_shard(ADAPTERS, rows_total=1, manual=True)
