@@ -296,11 +296,11 @@ class Device(LaneMemory, Protocol[BatchT_contra]):
         """Pick the tokens whose logits are needed: x [tokens, hidden] -> [samples, hidden]."""
 
 
-class EagerDevice(Device[BatchT_contra], Protocol[BatchT_contra]):
+class EagerDevice(Device[BatchT], Protocol[BatchT]):
     """A device that computes at once what it is told, in shapes of any size."""
 
-    def batch(self, step: StepInput) -> BatchT_contra:
+    def batch(self, step: StepInput) -> BatchT:
         """Bring a step's input to the device."""
 
-    def sample(self, logits: Tensor, batch: BatchT_contra) -> StepOutput:
+    def sample(self, logits: Tensor, batch: BatchT) -> StepOutput:
         """Choose one token for each row of logits [samples, vocab]."""
