@@ -38,6 +38,7 @@ test-xla: $(XLA)/.ready
 # The shard's graphs, compiled for TPUs without one; nothing is run. Minutes; writes tpu/RESULTS.md.
 tpu-check: $(XLA)/.ready $(TPU)/.ready
 	PJRT_DEVICE=CPU $(XLA)/bin/python -m tpu.export
+	PJRT_DEVICE=CPU $(XLA)/bin/python -m tpu.export --devices 4
 	$(TPU)/bin/python -m tpu.check
 
 # A case file over the wire: one line a case, exit status 1 on a failure.

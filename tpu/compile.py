@@ -11,7 +11,6 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -64,7 +63,7 @@ def _compile(bytecode: bytes, graph: Exported, target: Target) -> Any:
     context.allow_unregistered_dialects = True
     with context:
         module = stablehlo.deserialize_portable_artifact(context, bytecode)
-        _donate(module, graph.donated)
+        _complete(module, graph)
         devices = tuple(_devices(target)[: graph.partitions])
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
@@ -96,24 +95,32 @@ def _options(partitions: int) -> Any:
     return options
 
 
-def _donate(module: ir.Module, donated: Mapping[int, int]) -> None:
-    """Say which results take over whose memory: torch_xla's export does not."""
+def _complete(module: ir.Module, graph: Exported) -> None:
+    """Say which results take over whose memory, and what is cut: torch_xla's export does not."""
     main = next(
         op
         for op in module.body.operations
         if ir.StringAttr(op.attributes["sym_name"]).value == "main"
     )
-    count = len(main.regions[0].blocks[0].arguments)
-    known = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else None  # noqa: SIM401 - no get
-    merged = [
-        {item.name: item.attr for item in ir.DictAttr(known[at])} if known is not None else {}
-        for at in range(count)
-    ]
+    function = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
     with ir.Location.unknown():
+        given: list[dict[str, ir.Attribute]] = [{} for _ in function.inputs]
+        returned: list[dict[str, ir.Attribute]] = [{} for _ in function.results]
         int32 = ir.IntegerType.get_signless(32)
-        for parameter, result in donated.items():
-            merged[parameter]["tf.aliasing_output"] = ir.IntegerAttr.get(int32, result)
-        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in merged])
+        for parameter, result in graph.donated.items():
+            given[parameter]["tf.aliasing_output"] = ir.IntegerAttr.get(int32, result)
+        if graph.partitions > 1:
+            for parameter, named in enumerate(given):
+                how = ir.StringAttr.get(graph.shardings.get(parameter, "{replicated}"))
+                named["mhlo.sharding"] = how
+                if parameter in graph.donated:
+                    returned[graph.donated[parameter]]["mhlo.sharding"] = how
+        main.attributes["arg_attrs"] = _attributes(given)
+        main.attributes["res_attrs"] = _attributes(returned)
+
+
+def _attributes(named: list[dict[str, ir.Attribute]]) -> ir.ArrayAttr:
+    return ir.ArrayAttr.get([ir.DictAttr.get(one) for one in named])
 
 
 def _described(

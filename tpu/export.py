@@ -8,7 +8,7 @@ Weights, KV pages and lanes are placeholders, so every model is exported whole.
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 from loralane_server.device.seam import GROUPS, LayerWeights
+from loralane_server.device.xla import hardware
 from loralane_server.device.xla.batch import XlaBatch
 from loralane_server.device.xla.buckets import Buckets, GraphKey, plan_buckets
 from loralane_server.device.xla.device import XlaDevice
@@ -31,6 +32,7 @@ from loralane_server.model.spec import ModelSpec, model_spec
 from torch import Tensor
 
 from tpu.kernels import lowered_for_tpu
+from tpu.partition import PlaceholderMesh, sharding
 from tpu.placeholders import Placeholders
 from tpu.plans import CONTEXT, SHARDS, Shard, Step
 from tpu.records import FOLDER, Exported, write_exported
@@ -59,8 +61,21 @@ class Built:
     spec: ModelSpec
     device: XlaDevice
     decoder: Decoder[XlaBatch]
-    #: Bytes of weights, KV pages and lanes.
+    mesh: PlaceholderMesh
+    #: Shape of a layer's KV pages on one device.
+    page: tuple[int, ...]
+    #: Bytes of weights, KV pages and lanes on one device.
     resident: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A graph's parameter on one device."""
+
+    nbytes: int
+    rank: int
+    #: Along which dimension it is cut.
+    cut: int | None
 
 
 class NotRun:
@@ -116,22 +131,26 @@ class Exporter(Graphs):
         updated: Sequence[Cell],
         read: Sequence[Cell],
     ) -> None:
+        mesh = self._built.mesh
+        cuts = {id(cell): mesh.cut_of(cell.tensor) for cell in (*updated, *read)}
         with trace(fn, inputs, updated=updated, read=read) as traced:
             bytecode = xm.get_stablehlo_bytecode(list(traced.results))
-            record = self._record(name, step, traced)
+            parameters = [_parameter(source, cuts, mesh) for source in traced.sources]
+            record = self._record(name, step, traced, parameters)
         write_exported(self._folder, record, bytecode)
         print(f"  {record.name}: {len(bytecode):,} bytes", flush=True)
 
-    def _record(self, name: str, step: Step, traced: Trace) -> Exported:
+    def _record(
+        self, name: str, step: Step, traced: Trace, parameters: Sequence[Parameter]
+    ) -> Exported:
         spec, shard = self._built.spec, self._shard
-        sizes = [_nbytes(source) for source in traced.sources]
         places = {id(cell): at for at, cell in enumerate(traced.updated)}
         donated = {
             at: places[id(source)]
             for at, source in enumerate(traced.sources)
             if id(source) in places
         }
-        page = tuple(self._built.device.kv_cells()[0].tensor.shape)
+        page = self._built.page
         decoding = step.tokens if step.kind == "decode" else 0
         return Exported(
             name=f"{shard.name}.{name}",
@@ -142,15 +161,22 @@ class Exporter(Graphs):
             tokens=step.tokens,
             lanes=step.lanes,
             donated=donated,
-            donated_bytes={at: sizes[at] for at in donated},
+            donated_bytes={at: parameters[at].nbytes for at in donated},
             paged=(page,),
             fetched=decoding * CONTEXT * spec.layers * page[2] * page[3] * _DTYPE.itemsize,
             context=CONTEXT,
             kernels=spec.layers if step.tokens else 0,
             resident=self._built.resident,
-            arguments=sum(sizes),
+            arguments=sum(parameter.nbytes for parameter in parameters),
             targets=tuple(target.name for target in shard.targets),
+            collectives={target.name: _collectives(shard, spec, step) for target in shard.targets},
             expected=shard.expected,
+            partitions=shard.devices,
+            shardings={
+                at: sharding(parameter.rank, parameter.cut, shard.devices)
+                for at, parameter in enumerate(parameters)
+                if parameter.cut is not None
+            },
         )
 
 
@@ -164,8 +190,9 @@ def export_shard(folder: Path, shard: Shard) -> None:
         exporter = Exporter(folder, shard, built)
         for step in steps:
             exporter.step(step)
-        if shard.others and kind is XlaDevice:
+        if shard.writers and kind is XlaDevice:
             built.device.compile_lanes(exporter)
+        if shard.sampler and kind is XlaDevice:
             Sampler([shard.max_rows], built.spec.vocab, torch_xla.device()).compile(exporter)
 
 
@@ -180,8 +207,11 @@ def build(shard: Shard, kind: type[XlaDevice]) -> Built:
         kernel=True,
     )
     page_bytes = 2 * spec.layers * spec.kv_size * PAGE_TOKENS * _DTYPE.itemsize
+    mesh = PlaceholderMesh(shard.devices)
     with Placeholders() as made:
-        device = kind(spec, buckets, dtype=_DTYPE, pages=shard.kv_memory // page_bytes, tpu=True)
+        device = kind(
+            spec, buckets, dtype=_DTYPE, pages=shard.kv_memory // page_bytes, tpu=True, mesh=mesh
+        )
         decoder = Decoder(spec, device, shard.max_len)
         for _ in range(spec.layers):
             decoder.add_layer(_layer(spec))
@@ -192,7 +222,12 @@ def build(shard: Shard, kind: type[XlaDevice]) -> Built:
             else device.pack(_shape(spec.vocab, spec.hidden), None)
         )
         decoder.set_ends(embedding, device.put(_shape(spec.hidden)), head)
-    return Built(spec, device, decoder, made.nbytes)
+    memory = device.kv_cells()[0].tensor
+    cut = mesh.cut_of(memory)
+    page = tuple(
+        size // shard.devices if at == cut else size for at, size in enumerate(memory.shape)
+    )
+    return Built(spec, device, decoder, mesh, page, made.nbytes - mesh.spared)
 
 
 def _layer(spec: ModelSpec) -> LayerWeights:
@@ -220,28 +255,41 @@ def _key(buckets: Buckets, step: Step) -> GraphKey:
     )
 
 
-def _nbytes(source: Source) -> int:
-    """Bytes of what stays in memory; a step's input is little."""
+def _parameter(source: Source, cuts: Mapping[int, int | None], mesh: PlaceholderMesh) -> Parameter:
+    """Describe a parameter; a step's input is little, and whole everywhere."""
     if isinstance(source, Input):
-        return 0
+        return Parameter(0, 0, None)
     tensor = source.tensor if isinstance(source, Cell) else source
-    return tensor.numel() * tensor.element_size()
+    cut = cuts[id(source)] if isinstance(source, Cell) else mesh.cut_of(source)
+    nbytes = tensor.numel() * tensor.element_size()
+    return Parameter(nbytes if cut is None else nbytes // mesh.devices, tensor.dim(), cut)
+
+
+def _collectives(shard: Shard, spec: ModelSpec, step: Step) -> int:
+    """Two all-reduces a layer, after attention and MLP, and the gathering of the logits."""
+    return 2 * spec.layers + 1 if shard.devices > 1 and step.tokens else 0
 
 
 def main() -> None:
     """Export what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tpu.export", description=__doc__)
     parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--devices", type=int, default=1, help="shards over so many chips")
     parser.add_argument("--only", default="", help="shards with this in their name")
     arguments = parser.parse_args()
-    for old in [*arguments.out.glob("*.mlirbc"), *arguments.out.glob("*.json")]:
-        old.unlink()
+    hardware.use_devices(arguments.devices)
+    wanted = [
+        shard
+        for shard in SHARDS
+        if shard.devices == arguments.devices and arguments.only in shard.name
+    ]
     with lowered_for_tpu(), torch.no_grad():
-        for shard in SHARDS:
-            if arguments.only in shard.name:
-                print(f"== exporting {shard.name}", flush=True)
-                with Placeholders():
-                    export_shard(arguments.out, shard)
+        for shard in wanted:
+            for old in arguments.out.glob(f"{shard.name}.*"):
+                old.unlink()
+            print(f"== exporting {shard.name}", flush=True)
+            with Placeholders():
+                export_shard(arguments.out, shard)
     names = ("torch", "torch_xla")
     (arguments.out / "versions").write_text(json.dumps({name: version(name) for name in names}))
 

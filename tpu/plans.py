@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tpu.chips import GIB, V5E, V6E, Target
+from tpu.chips import GIB, V5E, V6E, V6E_4, Target
 
 #: Tokens that each row of a decode step has behind it, for what attention fetches.
 CONTEXT: Final = 1024
@@ -33,8 +33,12 @@ class Shard:
     max_len: int = 8192
     step_tokens: int = 512
     lanes: int = 512
-    #: Whether its lane writers and samplers are exported too.
-    others: bool = True
+    #: Whether its lane writers are exported too, and its sampler, which depends on the vocabulary
+    #: alone and takes longer than all else.
+    writers: bool = True
+    sampler: bool = False
+    #: Chips that share every graph.
+    devices: int = 1
     #: "refused": more than the chip holds, on purpose.
     expected: Literal["compiles", "refused"] = "compiles"
 
@@ -46,14 +50,22 @@ _STEPS: Final = (*_DECODE, Step("mixed", 512, 128))
 
 SHARDS: Final = (
     Shard("llama-3.2-1b", "llama-3.2-1b", 6 * GIB, _STEPS, (V5E, V6E)),
-    Shard("llama-3.1-8b", "llama-3.1-8b", 9 * GIB, _STEPS, (V6E,)),
+    Shard("llama-3.1-8b", "llama-3.1-8b", 9 * GIB, _STEPS, (V6E,), sampler=True),
+    Shard(
+        "llama-3.1-8b-tp4",
+        "llama-3.1-8b",
+        36 * GIB,
+        (*_DECODE, Step("mixed", 512, 128)),
+        (V6E_4,),
+        devices=4,
+    ),
     Shard(
         "llama-3.1-8b-too-large",
         "llama-3.1-8b",
         20 * GIB,
         (Step("decode", 16, 128),),
         (V6E,),
-        others=False,
+        writers=False,
         expected="refused",
     ),
 )

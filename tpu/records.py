@@ -51,8 +51,10 @@ class Exported:
     collectives: Mapping[str, int] = field(default_factory=dict)
     #: "refused": larger than the chip, on purpose.
     expected: Literal["compiles", "refused"] = "compiles"
-    #: A partitioned graph's number of partitions.
+    #: Chips that share it.
     partitions: int = 1
+    #: Parameter -> how it is cut, as XLA writes it; others are whole everywhere.
+    shardings: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def read_compiled(path: Path) -> Compiled:
 
 
 def _exported(raw: dict[str, Any]) -> Exported:
-    for name in ("donated", "donated_bytes"):
+    for name in ("donated", "donated_bytes", "shardings"):
         raw[name] = {int(parameter): value for parameter, value in raw[name].items()}
     raw["paged"] = tuple(tuple(dims) for dims in raw["paged"])
     raw["targets"] = tuple(raw["targets"])

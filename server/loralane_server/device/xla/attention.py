@@ -160,6 +160,7 @@ class XlaAttention:
         mesh: Mesh,
     ) -> None:
         self._kernel = kernel
+        self._mesh = mesh
         self._kv_heads = kv_heads
         shape: tuple[int, ...] = (pages + 1, kv_heads, 2, PAGE_TOKENS, head_dim)
         if kernel is not None:
@@ -224,7 +225,13 @@ class XlaAttention:
         new = torch.stack((k, v), dim=2).flatten(1, 2)  # [T, 2 * kv_heads, padded head_dim]
         slots = cell.tensor.view(-1, *new.shape[1:])
         slots.index_put_((plan.slots.long(),), new)
-        out = self._kernel.attend(q, cell.tensor, plan, head_dim**-0.5)
+        kernel, scale = self._kernel, head_dim**-0.5
+        rows = (plan.pages, plan.lengths, plan.row_begins, plan.row_count)
+
+        def attend(q: Tensor, kv: Tensor, *rows: Tensor) -> Tensor:
+            return kernel.attend(q, kv, KernelPlan(plan.slots, *rows), scale)
+
+        out = self._mesh.apart(attend, (q, cell.tensor, *rows), (1, 2, None, None, None, None), 1)
         return out[..., :head_dim].flatten(1)
 
 

@@ -12,7 +12,7 @@ LoRA's delta, a sum over the same inputs, is added to it: so each such linear ta
 with LoRA as without. (Left to itself, XLA reduces LoRA's shrink on its own, because of the mask.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch import Tensor
+from torch_xla.distributed.spmd.xla_sharding import unwrap_sharded_tensor
 
 _AXIS: Final = "devices"
 #: Groups whose linears are cut by inputs; the others are by outputs.
@@ -40,11 +41,36 @@ class Mesh:
     def place(self, tensor: Tensor, dim: int | None = None) -> Tensor:
         """Cut a tensor of the device along `dim`, or copy it to every device; returns it."""
         if self._mesh is not None:
-            spec: list[str | None] = [None] * tensor.dim()
-            if dim is not None:
-                spec[dim] = _AXIS
-            xs.mark_sharding(tensor, self._mesh, tuple(spec))
+            xs.mark_sharding(tensor, self._mesh, _spec(tensor, dim))
         return tensor
+
+    def apart(
+        self,
+        fn: Callable[..., Tensor],
+        tensors: Sequence[Tensor],
+        dims: Sequence[int | None],
+        dim: int,
+    ) -> Tensor:
+        """Return fn(*tensors), computed by each device on its own parts alone.
+
+        For what XLA cannot cut by itself: a kernel, for which it would gather all that it reads.
+        `dims`: along which each tensor is cut, None = whole everywhere; `dim`: the same of the
+        result.
+        """
+        if self._mesh is None:
+            return fn(*tensors)
+        own = fn(*(self._own(tensor, at) for tensor, at in zip(tensors, dims, strict=True)))
+        shape = torch.Size(
+            size * self.devices if at == dim else size for at, size in enumerate(own.shape)
+        )
+        joined = xs.disable_manual_sharding(own, _spec(own, dim), shape, mesh=self._mesh)
+        whole: Tensor = unwrap_sharded_tensor(joined)
+        return whole
+
+    def _own(self, tensor: Tensor, dim: int | None) -> Tensor:
+        marked = xs.enable_manual_sharding(tensor, _spec(tensor, dim), mesh=self._mesh)
+        part: Tensor = unwrap_sharded_tensor(marked)
+        return part
 
     def gather(self, tensor: Tensor, dim: int) -> Tensor:
         """Return a tensor that is computed in parts along `dim`, whole on every device."""
@@ -75,3 +101,8 @@ class Mesh:
     def sum(self, parts: Tensor) -> Tensor:
         """Return parts [devices, tokens, out] as one tensor, the same on every device."""
         return self.place(self.place(parts, 0).sum(0))
+
+
+def _spec(tensor: Tensor, dim: int | None) -> tuple[str | None, ...]:
+    """Name what each dimension is cut by."""
+    return tuple(_AXIS if at == dim else None for at in range(tensor.dim()))
