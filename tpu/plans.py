@@ -55,7 +55,7 @@ SHARDS: Final = (
         "llama-3.1-8b-tp4",
         "llama-3.1-8b",
         36 * GIB,
-        (*_DECODE, Step("mixed", 512, 128)),
+        (*_DECODE[:3], Step("mixed", 512, 128)),
         (V6E_4,),
         devices=4,
     ),
