@@ -85,6 +85,8 @@ class XlaRunner:
         rows = rows_of_samples(step)
         try:
             tokens, logits = forward.graph.run([self._device.put(ints)])
+            if _is_greedy(step):
+                return StepOutput(tokens.cpu().numpy()[rows])
             return self._sampler.sample(tokens, logits, rows, step)
         except RuntimeError as exc:
             raise DeviceFailed(f"the device failed in a step: {exc}") from exc
@@ -114,6 +116,13 @@ def forward_of(
         return [likeliest(logits), logits]
 
     return forward
+
+
+def _is_greedy(step: StepInput) -> bool:
+    """Whether the likeliest tokens are all that a step is asked for."""
+    return step.top_logprobs is None and not any(
+        wanted.temperature > 0 or wanted.logit_bias for wanted in step.sampling
+    )
 
 
 def _shown_in(bar: "tqdm[Any]") -> Callable[[str], None]:
