@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-HIDDEN, HEADS, KV_HEADS, MLP, VOCAB = 64, 4, 2, 128, 256
+HIDDEN, HEADS, KV_HEADS, MLP, VOCAB = 8, 2, 1, 16, 256
 _KV: Final = HIDDEN // HEADS * KV_HEADS
 _LINEARS: Final = {
     "self_attn.q_proj": (HIDDEN, HIDDEN),

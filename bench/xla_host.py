@@ -5,9 +5,9 @@
 Host time is the processor time of the thread that runs a step, from the step's input to its tokens
 on the host: laying out, bringing it over, handing the graph its arguments, reading the tokens.
 Waiting for the device takes none. XLA has one thread, which leaves a core to the thread that is
-measured, as a TPU would: otherwise it is the device's threads on the same two cores that are
-measured. Models are tiny, rows decode. Each adapter has rank 8; rows use
-adapters from all over the pool, or none.
+measured, as a TPU would. Models are so narrow that their weights and lanes stay in the caches: a
+device that shares them with the host would be measured otherwise. Rows decode. Each adapter has
+rank 8; rows use adapters from all over the pool, or none.
 """
 
 import argparse
