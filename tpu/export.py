@@ -266,8 +266,14 @@ def _parameter(source: Source, cuts: Mapping[int, int | None], mesh: Placeholder
 
 
 def _collectives(shard: Shard, spec: ModelSpec, step: Step) -> int:
-    """Two all-reduces a layer, after attention and MLP, and the gathering of the logits."""
-    return 2 * spec.layers + 1 if shard.devices > 1 and step.tokens else 0
+    """Return how many a graph may have.
+
+    A step: two all-reduces a layer, after attention and MLP, and the gathering of the logits. Lane
+    writers move single pages; they run between steps.
+    """
+    if shard.devices == 1:
+        return 0
+    return 2 * spec.layers + 1 if step.tokens else 8
 
 
 def main() -> None:

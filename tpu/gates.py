@@ -7,9 +7,15 @@ from typing import Final
 from tpu.chips import GIB, TARGETS
 from tpu.records import Compiled, Exported
 
-#: What 128 lanes (8 adapters of rank 16) may add at most to a decode step's bytes from HBM, by
-#: model and tokens of the step. Smaller models pay more: lanes grow with the width, weights faster.
-LORA_BYTES: Final = {("llama-3.1-8b", 16): 0.04, ("llama-3.1-8b", 64): 0.03}
+#: What 128 lanes (8 adapters of rank 16) may add at most to a decode step's bytes from one chip's
+#: HBM, by model, tokens of the step and chips. Smaller models pay more: lanes grow with the width,
+#: weights faster. So do several chips: of a linear that is cut by outputs each chip reads A whole,
+#: of one that is cut by inputs B.
+LORA_BYTES: Final = {
+    ("llama-3.1-8b", 16, 1): 0.04,
+    ("llama-3.1-8b", 64, 1): 0.03,
+    ("llama-3.1-8b", 16, 4): 0.08,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +156,8 @@ def _lora(results: list[Result]) -> Iterator[Verdict]:
             continue
         extra = found.get(result.name)
         told = "not to be compared" if extra is None else str(extra)
-        allowed = LORA_BYTES.get((graph.model, graph.tokens)) if graph.kind == "decode" else None
+        place = (graph.model, graph.tokens, graph.partitions)
+        allowed = LORA_BYTES.get(place) if graph.kind == "decode" else None
         if graph.lanes == 0:
             nothing = extra is not None and extra.hbm <= 0 and extra.flops <= 0
             yield Verdict("base rows pay nothing", result.name, nothing, told)

@@ -70,6 +70,15 @@ def test_lora_may_add_so_many_bytes_and_no_more(tokens: int, more: int, holds: b
     assert (failed(base, lora) == set()) is holds
 
 
+def test_four_chips_may_read_more_for_lora_than_one() -> None:
+    base, lora = (
+        Result(replace(r.graph, partitions=4), r.compiled)
+        for r in (without_lora(), result(hbm_read=7000 + 799))
+    )
+
+    assert failed(base, lora) == set()
+
+
 @pytest.mark.parametrize("compiled", [{"hbm_written": 1001}, {"flops": 1e9 + 1}])
 def test_base_rows_may_not_pay_a_byte_nor_a_flop(compiled: dict[str, Any]) -> None:
     graph = {"lanes": 0}
