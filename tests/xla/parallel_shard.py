@@ -35,8 +35,8 @@ def main() -> None:
         step_tokens=48,
         max_model_len=128,
     )
-    fetched = note_fetches()
     with running(config) as listener:
+        fetched = note_fetches()
         before = Compilations.so_far()
         admissions = [
             Admission(i, digest_of(listener.shard, name) if name else "", tuple(prompt), TOKENS)

@@ -17,6 +17,8 @@ from torch import Tensor
 from tests.xla.compilations import Compilations
 
 ROWS, VOCAB = 4, 53
+#: Of a sum of so few numbers in float32, relatively.
+_ROUNDING = 3e-6
 
 
 class Shard:
@@ -70,6 +72,33 @@ def reference(
     return sampling.with_logprobs(logits, tokens, top)
 
 
+def draws_within_rounding(logits: Tensor, asked: Sampling, position: int) -> set[int]:
+    """What the host draws where sums of probabilities may differ in their last bits.
+
+    Two devices add them up in another order, so a draw on the very edge between two tokens, or a
+    token on the edge of top_p, may fall to either side.
+    """
+    logits = logits[None].clone()
+    sampling.add_bias(logits, [asked])
+    if not asked.temperature:
+        return {int(logits.argmax())}
+    uniform = sampling.uniform(asked.seed, position)
+    nearly = (1 - _ROUNDING, 1.0, 1 + _ROUNDING)
+    return {
+        int(
+            sampling.draw(
+                logits,
+                torch.tensor([asked.temperature]),
+                torch.tensor([asked.top_k]),
+                torch.tensor([asked.top_p * cut]),
+                torch.tensor([uniform * draw]),
+            )
+        )
+        for cut in nearly
+        for draw in nearly
+    }
+
+
 @pytest.fixture(scope="module")
 def shard() -> Shard:
     return Shard()
@@ -105,7 +134,8 @@ def test_tokens_are_those_of_the_host(
 
     found = shard.sample(logits, wanted)
 
-    assert found.tokens.tolist() == reference(logits, wanted).tokens.tolist()
+    for i, token in enumerate(found.tokens.tolist()):
+        assert token in draws_within_rounding(logits[i], wanted[i], position=8 + i)
 
 
 def test_many_draws_from_smooth_logits_are_those_of_the_host() -> None:
