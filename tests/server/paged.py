@@ -18,7 +18,7 @@ from loralane_server.adapters.pool import AdapterPool
 from loralane_server.adapters.reading.reader import LayerTensors
 from loralane_server.adapters.store.entries import AdapterSummary
 from loralane_server.device.seam import ENDS, Span, StepInput, StepOutput
-from loralane_server.errors import AdapterNotFound, ShardError
+from loralane_server.errors import AdapterNotFound, DeviceFailed, ShardError
 from loralane_server.inbox import promise
 from loralane_server.kv.pages import PAGE_TOKENS, PageTable
 from loralane_server.limits import Limits
@@ -69,6 +69,7 @@ class PagedDevice:
         #: Of every step, or part of one: its spans.
         self.steps: list[Sequence[Span]] = []
         self.broken = False
+        self.lost = False
 
     def batch(self, step: StepInput) -> StepInput:
         self.steps.append(step.spans)
@@ -77,6 +78,8 @@ class PagedDevice:
     def layer(self, layer: int, values: list[int], step: StepInput) -> list[int]:
         if self.broken:
             raise RuntimeError("out of order")
+        if self.lost:
+            raise DeviceFailed("the memory is gone")
         made, begin = [], 0
         for span in step.spans:
             made += self._row(layer, values[begin : begin + span.length], span)

@@ -3,6 +3,7 @@
 from itertools import count
 
 import pytest
+from loralane_server.errors import DeviceFailed
 from loralane_server.rows import Admission, Finish
 
 from tests.server.paged import PagedShard, continued
@@ -161,3 +162,14 @@ def test_how_long_steps_take_is_measured_and_reported() -> None:
 
     assert (prompt.step_ms, prompt.token_ms) == (0, pytest.approx(5 / 41))
     assert (stream.step_ms, stream.token_ms) == (pytest.approx(5), pytest.approx(5 / 41))
+
+
+def test_a_device_that_failed_runs_no_further_step() -> None:
+    shard = PagedShard(pages=10)
+    admit(shard, 1, 10)
+    shard.device.lost = True
+
+    with pytest.raises(DeviceFailed, match="the memory is gone"):
+        shard.turn()
+
+    assert shard.last(1) is None
