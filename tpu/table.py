@@ -7,7 +7,7 @@ from tpu.gates import Extra, Result, Verdict, extras
 
 _HEAD = (
     "| graph | chip | compile s | peak HBM GiB | limit | in place | flops G | HBM GB a run | "
-    "LoRA adds | all-reduce | kernels |"
+    "LoRA adds | collectives | kernels |"
 )
 
 
