@@ -55,8 +55,10 @@ def test_chunks_beside_streams_cost_no_more_than_the_budget_and_no_token_less(
     most = price(0, max(1, budget - pending.count(1)), doubling)
     assert cost <= most or sum(n for n, _, _ in chunks) == 1
     assert not chunks or chunks[0][0] > 0
+    tokens, left = sum(n for n, _, _ in chunks), max(1, budget - pending.count(1))
+    assert tokens <= left
     cut = next(((n, at) for n, p, at in chunks if n < p), None)
-    assert cut is None or cost + price(cut[1] + cut[0], 1, doubling) > most
+    assert cut is None or tokens == left or cost + price(cut[1] + cut[0], 1, doubling) > most
 
 
 @given(st.integers(1, 9000), st.integers(1, 600), st.integers(1, 5000))
