@@ -17,6 +17,7 @@ _MOST_BYTES: Final = 64 * 1024
 class GatheringProtocol(H11Protocol):
     """uvicorn's protocol on a transport that gathers what is written."""
 
+    # As uvicorn's own does: only transports that can be written to, where asyncio names any.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to serve a connection."""
         super().connection_made(GatheringTransport(transport, self.loop))
