@@ -7,7 +7,8 @@ from bench.overload import Measured, promises, refusals
 from bench.traffic import Answer
 
 GOOD = Measured(
-    peak=100.0,
+    peak_before=110.0,
+    peak_after=90.0,
     can=3.0,
     offered=30.0,
     goodput=95.0,

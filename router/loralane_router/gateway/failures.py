@@ -121,7 +121,7 @@ async def render(request: Request, error: Exception) -> Response:
     would queue just when there are many.
     """
     failure = Failure.of(error)
-    if speaks_openai(request.url.path):
+    if speaks_openai(request.scope["path"]):
         body, http = failure.openai(), failure.http
     else:
         body, http = failure.native(), failure.native_http

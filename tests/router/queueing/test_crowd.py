@@ -78,6 +78,8 @@ def test_a_weight_makes_a_larger_share():
         ([24, 8, 16, 16], ("0", 8)),  # 16, and two standard deviations of 4
         ([3, 1, 2, 2], None),
         ([4, 0, 2, 2], ("0", 2)),  # twice the share
+        ([2, 0, 1, 1], None),
+        ([3, 0, 1, 0], ("0", 2)),  # more than two, and twice the share
     ],
 )
 def test_what_chance_may_give_a_flow_is_not_taken_from_it(flows, found):
@@ -126,7 +128,7 @@ class Waiters:
 
 def test_the_newest_of_a_flood_yields_whenever_it_was_counted():
     waiters = Waiters()
-    ids = [waiters.add("flood", arrived=at) for at in (5.0, 9.0, 1.0)]
+    ids = [waiters.add("flood", arrived=at) for at in (5.0, 9.0, 1.0, 2.0)]
 
     assert [ask.request_id for ask in waiters.yield_to("quiet")] == [ids[1]]
     assert [ask.request_id for ask in waiters.yield_to("quiet")] == [ids[0]]
@@ -226,11 +228,12 @@ def overload(rates: dict[str, float], places: int, arrivals: int = 20_000) -> Ou
     return Outcome(late, {flow: served[flow] / sent[flow] for flow in rates})
 
 
+@pytest.mark.parametrize("places", [8, 16])
 @pytest.mark.parametrize(("flows", "times"), [(2, 10.0), (8, 10.0), (50, 10.0), (2, 1.2), (8, 1.2)])
-def test_where_all_send_alike_hardly_any_refusal_comes_late(flows, times):
-    found = overload({str(n): times / flows for n in range(flows)}, places=16)
+def test_where_all_send_alike_hardly_any_refusal_comes_late(flows, times, places):
+    found = overload({str(n): times / flows for n in range(flows)}, places)
 
-    assert found.late < 0.003
+    assert found.late < (0.003 if places == 16 else 0.01)
     assert sum(found.served.values()) / flows == pytest.approx(1 / times, rel=0.03)
 
 
