@@ -2,11 +2,12 @@
 
     bias      adds logit_bias, so many entries a run, and takes the likeliest token anew
     draw      draws where a row has a temperature; the likeliest token elsewhere
+    cut       draws too, and cuts to top_k and top_p: run if any row of the step asks for that
     logprobs  of the chosen token, and of the likeliest `TOP`
 
 Each takes the logits [rows, vocab] where the forward graph left them. What rows ask for travels in
-one vector of float32 and one of int32, padded to the graph's rows; a padded row is greedy. The
-arithmetic is that of sampling.py, with the same draws, so a seed gives the same tokens here.
+one vector of float32 and one of int32, padded to the graph's rows; a padded row is greedy. Drawing
+is that of the CPU backend (drawing.py), with the same numbers, so a seed gives the same tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loralane_server import sampling
 from loralane_server.device.seam import Int32, StepInput, StepOutput
 from loralane_server.device.xla.graphs import Graph, Graphs
+from loralane_server.device.xla.reaching import reached
+from loralane_server.drawing import Reach, Wanted, draw
+from loralane_server.sampling import asked, has_cuts
 
 #: Alternatives that are reported at most: as many as the wire allows.
 TOP: Final = 20
@@ -33,6 +36,7 @@ class RowGraphs:
 
     bias: Graph
     draw: Graph
+    cut: Graph
     logprobs: Graph
 
 
@@ -49,7 +53,7 @@ class Sampler:
     @property
     def declared(self) -> int:
         """How many graphs `compile` makes."""
-        return 3 * len(self._rows)
+        return 4 * len(self._rows)
 
     def compile(self, graphs: Graphs) -> None:
         """Compile the graphs of every row bucket."""
@@ -67,8 +71,9 @@ class Sampler:
         for ids, biases in _bias_runs(step, rows, self._vocab):
             logits, tokens = graphs.bias.run([logits, self._put(ids), self._put(biases)])
         if any(wanted.temperature > 0 for wanted in step.sampling):
-            floats, ints = _draw_inputs(step, rows, logits.shape[0])
-            (tokens,) = graphs.draw.run([logits, self._put(floats), self._put(ints)])
+            wanted = map(self._put, _draw_inputs(step, rows, logits.shape[0]))
+            graph = graphs.cut if any(map(has_cuts, step.sampling)) else graphs.draw
+            (tokens,) = graph.run([logits, tokens, *wanted])
         if step.top_logprobs is None:
             return StepOutput(tokens.cpu().numpy()[rows])
         found = graphs.logprobs.run([logits, tokens])
@@ -86,14 +91,15 @@ class Sampler:
         logits = torch.zeros(rows, self._vocab).to(self._device)
         tokens = torch.zeros(rows, dtype=torch.int64).to(self._device)
         entries = [np.zeros(BIASES, np.int32), np.zeros(BIASES, np.float32)]
-        wanted = [np.zeros(3 * rows, np.float32), np.zeros(rows, np.int32)]
+        wanted = [np.zeros(rows, np.float32), np.zeros(3 * rows, np.int32)]
 
         def graph(name: str, fn: "Callable[..., Sequence[Tensor]]", inputs: list[Tensor]) -> Graph:
             return graphs.compile(f"{name}-r{rows}", fn, inputs)
 
         return RowGraphs(
             bias=graph("bias", biased, [logits, *map(self._put, entries)]),
-            draw=graph("draw", drawn, [logits, *map(self._put, wanted)]),
+            draw=graph("draw", drawn(None), [logits, tokens, *map(self._put, wanted)]),
+            cut=graph("cut", drawn(reached), [logits, tokens, *map(self._put, wanted)]),
             logprobs=graph("logprobs", logprobs, [logits, tokens]),
         )
 
@@ -113,12 +119,16 @@ def biased(logits: Tensor, at: Tensor, biases: Tensor) -> list[Tensor]:
     return [changed, likeliest(changed)]
 
 
-def drawn(logits: Tensor, floats: Tensor, top_k: Tensor) -> list[Tensor]:
-    """Return each row's token; floats: temperature, top_p and draw of each row, in this order."""
-    temperature, top_p, uniform = floats.view(3, -1).unbind()
-    tokens = sampling.draw(logits, temperature, top_k, top_p, uniform)
-    draws = (temperature > 0) & ~logits.isnan().any(dim=-1)
-    return [torch.where(draws, tokens, likeliest(logits))]
+def drawn(reach: Reach | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], list[Tensor]]:
+    """Return what draws each row's token; `reach` as `drawing.draw` takes it."""
+
+    def tokens(logits: Tensor, likeliest: Tensor, scale: Tensor, ints: Tensor) -> list[Tensor]:
+        """Take `Wanted` as scale [rows], 0 where a row is greedy, and ints [3 * rows]."""
+        draws = scale > 0
+        wanted = Wanted(torch.where(draws, scale, 1.0), *ints.view(3, -1).unbind())
+        return [torch.where(draws, draw(logits, likeliest, wanted, reach), likeliest)]
+
+    return tokens
 
 
 def logprobs(logits: Tensor, tokens: Tensor) -> list[Tensor]:
@@ -151,10 +161,8 @@ def _draw_inputs(
     step: StepInput, rows: Int32, padded: int
 ) -> tuple["np.ndarray[tuple[int], np.dtype[np.float32]]", Int32]:
     """Return what the rows ask for, as `drawn` takes it; other rows are greedy."""
-    floats, top_k = np.zeros((3, padded), np.float32), np.zeros(padded, np.int32)
+    scale, ints = np.zeros(padded, np.float32), np.zeros((3, padded), np.int32)
     for row, at, wanted in zip(rows, step.sample_at, step.sampling, strict=True):
         if wanted.temperature > 0:
-            draw = sampling.uniform(wanted.seed, int(step.positions[at]) + 1)
-            floats[:, row] = wanted.temperature, wanted.top_p, draw
-            top_k[row] = wanted.top_k
-    return floats.reshape(-1), top_k
+            scale[row], *ints[:, row] = asked(wanted, int(step.positions[at]) + 1)
+    return scale, ints.reshape(-1)

@@ -1,0 +1,139 @@
+"""Draws a token from logits in integer arithmetic: every device draws the very same one.
+
+How likely each token is, as an integer: its weight, 2^30 for the likeliest. What is decided by sums
+of weights is decided by integers, so neither the order in which a device adds nor how it rounds an
+exponential can change a token. Of the logits only a difference and a product are taken in float32,
+which are the same everywhere.
+
+    kept      the `top_k` largest logits; of these the fewest, from the largest, whose weights make
+              up `top_p` of theirs together; of equal logits the lower ids first; always one
+    drawn     the first id at which the weights of what is kept, added up by id, exceed the draw
+
+What integers cost: a token less than 2^-30 as likely as the likeliest is never drawn; weights are
+off by at most 1e-7 of themselves and 2^-30 of the likeliest; `top_p` and the draw are multiples of
+2^-24. That is less than float32 loses when it adds up a vocabulary.
+
+Shapes: R rows, V tokens. No device is named here: what differs is how one finds the logit that so
+many others reach (`Reach`), for which a device needs no complete order.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+#: Bits after the point of what is a part of something: `top_p`, the draw, an exponent.
+_BITS: Final = 24
+#: All of something.
+ONE: Final = 1 << _BITS
+#: Powers of two below the likeliest at which a weight is 0.
+_DEPTH: Final = 31
+#: 2^-t on [0, 1) is c0 - t (c1 - t (c2 - ...)), to 1e-7 of itself; each c times 2^30.
+_POWER: Final = (1 << 30, 744257403, 257891465, 59375086, 9884651, 1014583)
+#: The least float32 that no device takes for 0.
+LEAST: Final = 2.0**-126
+#: Tokens that are searched one by one, once it is known that the wanted one is among them.
+_BLOCK: Final = 512
+
+#: `reach(logits [R, V], weights [R, V] int32 or None, wanted [R] int64)`: the largest value so that
+#: the logits of a row that are not below it weigh `wanted` together; None: each weighs 1. A row's
+#: logits weigh as much all together.
+Reach = Callable[[Tensor, Tensor | None, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """What rows ask for, all [R]."""
+
+    #: float32: how many halvings of its weight a token pays for each unit of its logit.
+    scale: Tensor
+    #: int32; 0 = all.
+    top_k: Tensor
+    #: int32, times 2^24.
+    top_p: Tensor
+    #: int32, the draw times 2^24, below 2^24.
+    draw: Tensor
+
+
+def draw(logits: Tensor, likeliest: Tensor, wanted: Wanted, reach: Reach | None) -> Tensor:
+    """Draw one token a row: logits [R, V] float32 -> [R] int64.
+
+    `reach` None: nobody asks for top_k or top_p. Where an adapter overflows there is no
+    distribution: such a row takes its token of `likeliest` [R].
+    """
+    top = logits.amax(dim=-1, keepdim=True)
+    broken = logits.isnan().any(dim=-1) | top[:, 0].isinf()
+    # Values so small are 0 to some devices, and have to be so to all.
+    logits = logits.masked_fill(broken[:, None] | (logits.abs() < LEAST), 0.0)
+    top = logits.amax(dim=-1, keepdim=True)
+    weights = _weights(logits, top, wanted.scale[:, None])
+    if reach is not None:
+        weights = weights.masked_fill(~_kept(logits, top, weights, wanted, reach), 0)
+    found = _first_beyond(weights, lambda total: _part(total, wanted.draw))
+    return torch.where(broken, likeliest, found)
+
+
+def _weights(logits: Tensor, top: Tensor, scale: Tensor) -> Tensor:
+    """Return 2^30 * 2^-((top - logits) * scale), int32."""
+    halvings = ((top - logits) * (scale * float(ONE))).clamp_(max=float(_DEPTH * ONE)).int()
+    after = (halvings & (ONE - 1)).long()
+    power = torch.full_like(after, _POWER[-1])
+    for coefficient in reversed(_POWER[:-1]):
+        power = _shifted(power.mul_(after)).neg_().add_(coefficient)
+    return torch.bitwise_right_shift(power.int(), _shifted(halvings))
+
+
+def _kept(logits: Tensor, top: Tensor, weights: Tensor, wanted: Wanted, reach: Reach) -> Tensor:
+    """Return which tokens are kept, [R, V].
+
+    Tokens stand in one order, so what top_p keeps of all is what it keeps of the top_k, once it is
+    known how much of the latter's weight is wanted.
+    """
+    limited = wanted.top_k > 0
+    count = wanted.top_k.clamp(1, logits.shape[-1]).long()
+    least = reach(logits, None, count)
+    above = logits > least[:, None]
+    each = _weights(least, top[:, 0], wanted.scale).long()
+    of_top_k = _sum(weights, above) + each * (count - above.sum(dim=-1))
+    total = torch.where(limited, of_top_k, weights.sum(dim=-1, dtype=torch.int64))
+    limit = _part(total, wanted.top_p).clamp(min=1)
+    least = reach(logits, weights, limit)
+    above, equal = logits > least[:, None], logits == least[:, None]
+    missing = limit - _sum(weights, above)
+    last = _first_beyond(weights.masked_fill(~equal, 0), lambda _: missing - 1)
+    place = torch.arange(logits.shape[-1], device=logits.device)
+    return above | (equal & (place <= last[:, None]))
+
+
+def _sum(weights: Tensor, where: Tensor) -> Tensor:
+    return weights.masked_fill(~where, 0).sum(dim=-1, dtype=torch.int64)
+
+
+def _first_beyond(amounts: Tensor, target_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the first place at which amounts [R, V], added up, exceed target_of(their sum) [R].
+
+    Found by blocks, and then inside of one.
+    """
+    blocks = F.pad(amounts, (0, -amounts.shape[-1] % _BLOCK)).view(len(amounts), -1, _BLOCK)
+    sums = blocks.sum(dim=-1, dtype=torch.int64).cumsum(dim=-1)
+    target = target_of(sums[:, -1])[:, None]
+    at = (sums <= target).sum(dim=-1, keepdim=True)
+    before = sums.masked_fill(sums > target, 0).amax(dim=-1, keepdim=True)
+    block = blocks.gather(1, at[:, :, None].expand(-1, 1, _BLOCK))[:, 0]
+    inside = (block.cumsum(dim=-1, dtype=torch.int64) + before <= target).sum(dim=-1)
+    return at[:, 0] * _BLOCK + inside
+
+
+def _part(whole: Tensor, part: Tensor) -> Tensor:
+    """Return whole * part / 2^24, rounded down: whole below 2^57, part at most 2^24."""
+    part = part.long()
+    return _shifted(whole) * part + _shifted((whole & (ONE - 1)) * part)
+
+
+def _shifted(x: Tensor) -> Tensor:
+    """Return x / 2^24 rounded down; x is not negative."""
+    bits = torch.full((), _BITS, dtype=x.dtype, device=x.device)
+    return torch.bitwise_right_shift(x, bits)
