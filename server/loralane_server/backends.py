@@ -23,7 +23,7 @@ DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 #: What each device applies of an adapter; whatever needs more is refused.
 ABILITIES: Final[Mapping[str, Abilities]] = {
     "cpu": Abilities("cpu"),
-    "xla": Abilities("xla", vectors=False, ends=False),
+    "xla": Abilities("xla", vectors=False, ends=False, a_by_columns=True),
 }
 
 

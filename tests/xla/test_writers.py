@@ -8,9 +8,10 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 from loralane_server.device.seam import GROUPS, TargetTensors
 from loralane_server.device.xla.graphs import Cell, Graphs
+from loralane_server.device.xla.host_writer import HostWriter
 from loralane_server.device.xla.lanes import XlaLanes
 from loralane_server.device.xla.mesh import Mesh
-from loralane_server.device.xla.writers import LaneWriter
+from loralane_server.device.xla.writers import GraphWriter, LaneWriter
 
 from tests.xla.compilations import Compilations
 from tests.xla.shapes import SHAPES
@@ -21,10 +22,12 @@ LAYERS = 3
 class Pool:
     """Lanes, a writer, and the same memory on the host."""
 
-    def __init__(self, *, slices: bool = False) -> None:
+    def __init__(self, *, graphs: bool) -> None:
         device = torch_xla.device()
         self.lanes = XlaLanes(LAYERS, SHAPES, (16, 80), torch.float32, device, Mesh())
-        self.writer = LaneWriter(self.lanes, torch.float32, device, slices=slices)
+        self.writer: LaneWriter = (
+            GraphWriter(self.lanes, torch.float32, device) if graphs else HostWriter(self.lanes)
+        )
         self.writer.compile(Graphs())
         self.a = [{m: torch.zeros(80, i) for m, (_, i) in SHAPES.items()} for _ in range(LAYERS)]
         self.b = [{m: torch.zeros(80, o) for m, (o, _) in SHAPES.items()} for _ in range(LAYERS)]
@@ -81,9 +84,9 @@ def adapter(
     }
 
 
-@pytest.fixture(params=[False, True], ids=["scatter", "slices"])
+@pytest.fixture(params=[True, False], ids=["graphs", "host"])
 def pool(request: pytest.FixtureRequest) -> Pool:
-    return Pool(slices=request.param)
+    return Pool(graphs=request.param)
 
 
 def test_lanes_arrive_in_the_pages_of_their_layer_and_nowhere_else(pool: Pool) -> None:

@@ -116,12 +116,14 @@ class Half:
     name: str
     #: What it is multiplied by in float32, before it is rounded; None = nothing.
     scale: float | None = None
+    #: Whether the copy lies in memory by columns: what `copy.T` of a contiguous one would be.
+    by_columns: bool = False
 
 
 def serve_together(
     halves: Sequence[Half], dtype: torch.dtype, room: Callable[[int], Tensor] = fresh
 ) -> list[Tensor]:
-    """Return contiguous copies in `dtype`, which share one block of memory and one check.
+    """Return dense copies in `dtype`, which share one block of memory and one check.
 
     `room` gives that block: so many bytes.
 
@@ -132,9 +134,7 @@ def serve_together(
         return []
     sizes = [half.tensor.numel() for half in halves]
     block = room(sum(sizes) * dtype.itemsize).view(dtype)
-    copies = [
-        part.view(half.tensor.shape) for part, half in zip(block.split(sizes), halves, strict=True)
-    ]
+    copies = [_laid_out(part, half) for part, half in zip(block.split(sizes), halves, strict=True)]
     # One call for all: each gives the interpreter away, and may wait until it comes back.
     torch._foreach_copy_(copies, _scaled(halves))
     # A sum is finite only if all it adds is: one pass, and no mask to allocate.
@@ -142,6 +142,12 @@ def serve_together(
         for half, copy in zip(halves, copies, strict=True):
             _check_finite(copy, half.name)
     return copies
+
+
+def _laid_out(part: Tensor, half: Half) -> Tensor:
+    """Return a part of the block in the shape of the half."""
+    shape = half.tensor.shape
+    return part.view(shape[::-1]).T if half.by_columns else part.view(shape)
 
 
 def _scaled(halves: Sequence[Half]) -> list[Tensor]:

@@ -5,13 +5,12 @@ with zeros, and which page it is is a number in another. So the same graph serve
 subset of targets. It is compiled for cells that stand for a layer's; to write a layer they take its
 tensors and give them back.
 
-How a page's columns of A are placed differs. XLA:CPU is slow at slices of columns, but fast at
-scattering rows of eight numbers, which is what they are in memory; a TPU is slow at scattering, and
-places a slice as it is (bench/XLA.md).
+Pages are placed as slices, which a TPU does in place. XLA:CPU copies the lanes of the layer within
+the graph, so where it can it does without one: see `host_writer.py`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 import torch_xla.core.xla_op_registry as registry
@@ -30,16 +29,31 @@ _update_slice: Final = registry.register(
 )
 
 
-class LaneWriter:
+class LaneWriter(Protocol):
     """Fills lane pages. Compiled at warm-up; never afterwards."""
 
-    def __init__(
-        self, lanes: XlaLanes, dtype: torch.dtype, device: torch.device, *, slices: bool
+    @property
+    def declared(self) -> int:
+        """How many graphs `compile` makes."""
+
+    def compile(self, graphs: Graphs) -> None:
+        """Compile what writes will need."""
+
+    def write(
+        self, layer: int, lane_pages: Sequence[int], targets: Mapping[str, TargetTensors]
     ) -> None:
-        """`slices`: whether columns are placed as slices (a TPU) or scattered (a CPU)."""
+        """Fill lane pages of a layer, zeros where targets have no lanes; `Device.write_lanes`.
+
+        Raises `RuntimeError` if the device fails.
+        """
+
+
+class GraphWriter:
+    """Implements `LaneWriter` on any device and mesh."""
+
+    def __init__(self, lanes: XlaLanes, dtype: torch.dtype, device: torch.device) -> None:
         self._lanes = lanes
         self._device = device
-        self._slices = slices
         self._graphs: list[tuple[Graph, LayerCells]] = []
         numbers = LANE_PAGE * sum(map(sum, lanes.shapes.values()))
         #: The vector on the host: filled anew for every page, and copied by the transfer.
@@ -55,18 +69,18 @@ class LaneWriter:
 
     @property
     def declared(self) -> int:
-        """How many graphs `compile` makes."""
+        """See `LaneWriter.declared`: one for each segment."""
         return len(self._lanes.segments)
 
     def compile(self, graphs: Graphs) -> None:
-        """Compile a graph for each segment."""
+        """See `LaneWriter.compile`."""
         for segment in self._lanes.segments:
             self._graphs.append(self._compiled(graphs, segment))
 
     def write(
         self, layer: int, lane_pages: Sequence[int], targets: Mapping[str, TargetTensors]
     ) -> None:
-        """Fill lane pages of a layer, zeros where targets have no lanes; `Device.write_lanes`."""
+        """See `LaneWriter.write`."""
         for place, page in enumerate(lane_pages):
             self._stage(targets, place * LANE_PAGE)
             which = next(i for i, s in enumerate(self._lanes.segments) if page < s.end)
@@ -119,16 +133,12 @@ class LaneWriter:
     def _place(self, cells: LayerCells, width: int, lane: Tensor, lanes: Tensor) -> None:
         """Write one page's lanes, from number `lane` [1] on, to the cells of a layer."""
         a, b = _parts(lanes, self._lanes.shapes)
-        place_columns = _slice_columns if self._slices else _scatter_columns
         for group, cell in cells.a.items():
-            place_columns(cell, a[group], lane, width)
+            for place, part in enumerate(a[group].split(LANE_PAGE, dim=1)):
+                column = lane + place * width
+                cell.tensor = _update_slice(cell.tensor, part, torch.zeros_like(lane), column)
         for module, cell in cells.b.items():
-            if self._slices:
-                cell.tensor = _update_slice(cell.tensor, b[module], lane, torch.zeros_like(lane))
-            else:
-                cell.tensor.index_copy_(
-                    0, torch.arange(LANE_PAGE).to(lane.device) + lane, b[module]
-                )
+            cell.tensor = _update_slice(cell.tensor, b[module], lane, torch.zeros_like(lane))
 
 
 def _parts(
@@ -147,20 +157,3 @@ def _parts(
         for group, modules in GROUPS.items()
     }
     return a, {module: take(LANE_PAGE, out) for module, (out, _) in shapes.items()}
-
-
-def _scatter_columns(cell: Cell, columns: Tensor, lane: Tensor, width: int) -> None:
-    """Write columns [in, linears * 8] to [in, linears * width], each eight from `lane` on.
-
-    The eight that a row of the memory gets for a linear are a row of the memory by eights.
-    """
-    rows, linears = columns.shape[0], columns.shape[1] // LANE_PAGE
-    first = torch.arange(rows * linears) * (width // LANE_PAGE)
-    at = first.to(lane.device) + lane // LANE_PAGE
-    cell.tensor.view(-1, LANE_PAGE).index_copy_(0, at, columns.view(-1, LANE_PAGE))
-
-
-def _slice_columns(cell: Cell, columns: Tensor, lane: Tensor, width: int) -> None:
-    """Do the same slice by slice."""
-    for place, part in enumerate(columns.split(LANE_PAGE, dim=1)):
-        cell.tensor = _update_slice(cell.tensor, part, torch.zeros_like(lane), lane + place * width)
