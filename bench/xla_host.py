@@ -82,10 +82,10 @@ class Rig:
 
     def measure(self, with_adapters: bool, count: int) -> Cost:
         """Run steps; the first tenth of them warms up."""
-        host, whole, run = [], [], self._backend.runner.run
+        host, whole, submit = [], [], self._backend.runner.submit
         for _, step in zip(range(count), self.steps(with_adapters), strict=False):
             began, busy = time.perf_counter(), time.thread_time()
-            run(step)
+            submit(step).fetch()
             host.append(time.thread_time() - busy)
             whole.append(time.perf_counter() - began)
         warm = count // 10

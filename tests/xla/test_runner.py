@@ -18,8 +18,8 @@ from tests.server.device.xla.steps import step_of
 SPEC = read_model_spec(DEMO / "model")
 PAGES, MAX_LEN = 8, 64
 BUCKETS: Buckets = plan_buckets(max_rows=2, step_tokens=1, max_len=MAX_LEN, lanes=0)
-#: Forward graphs, and three that sample for each number of rows.
-DECLARED = len(BUCKETS.declared()) + 3 * len(BUCKETS.rows)
+#: Forward graphs, and four that sample for each number of rows.
+DECLARED = len(BUCKETS.declared()) + 4 * len(BUCKETS.rows)
 
 
 def runner_on(device: XlaDevice) -> XlaRunner:
@@ -54,9 +54,9 @@ def test_every_declared_graph_is_compiled_and_shown(
 def test_a_device_that_fails_in_a_step_says_so(device: XlaDevice) -> None:
     runner = runner_on(device)
     runner.compile()
-    runner.run(decode_step())
+    runner.submit(decode_step()).fetch()
     cell = device.kv_cells()[0]
     cell.tensor = cell.tensor[:1]
 
     with pytest.raises(DeviceFailed, match="the device failed in a step"):
-        runner.run(decode_step())
+        runner.submit(decode_step()).fetch()

@@ -45,8 +45,10 @@ class Shard:
         every = torch.full((padded, self.vocab), 3.0)
         every[torch.from_numpy(at).long()] = logits
         device = torch_xla.device()
-        greedy, placed = every.argmax(dim=-1).to(device), every.to(device)
-        return self.sampler.sample(greedy, placed, at, step(wanted, position, top))
+        greedy = torch.zeros(2 * ROWS, dtype=torch.int64)
+        greedy[:padded] = every.argmax(dim=-1)
+        asked = step(wanted, position, top)
+        return self.sampler.choose(greedy.to(device), every.to(device), at, asked).fetch()
 
 
 def step(wanted: Sequence[Sampling], position: int, top: int | None) -> StepInput:

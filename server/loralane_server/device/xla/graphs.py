@@ -10,6 +10,7 @@ backend of `torch.compile`: the same results, more host time (see dynamo_graph.p
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
@@ -25,6 +26,10 @@ from loralane_server.device.xla.tracing import Cell as Cell
 from loralane_server.device.xla.tracing import Input, Source, Trace, trace
 
 _C = torch_xla._XLAC
+
+#: Runs of steps and lane writes that are surely done once as many more have begun: at most two
+#: steps are under way, and it does no harm to wait for a lane write.
+_KEPT: Final = 16
 
 _TENSOR: Final = attrgetter("tensor")
 
@@ -56,10 +61,14 @@ class Graph(Protocol):
 class CachedGraph:
     """A graph in torch_xla's cache, and who its parameters are."""
 
-    def __init__(self, traced: Trace, inputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self, traced: Trace, inputs: Sequence[Tensor], kept: deque[Sequence[Tensor]]
+    ) -> None:
+        """`kept`: see `Graphs`."""
         with _donations():
             self._hash = _C._get_graph_hash(list(traced.results))
             _C._xla_warm_up_cache(list(traced.results), [])
+        self._kept = kept
         self._updated = tuple(traced.updated)
         self._inputs = tuple(Cell(tensor) for tensor in inputs)
         #: The parameters. Who takes hundreds of them in a step takes them all alike, from cells.
@@ -70,6 +79,8 @@ class CachedGraph:
         for cell, tensor in zip(self._inputs, inputs, strict=True):
             cell.tensor = tensor
         arguments = list(map(_TENSOR, self._parameters))
+        if self._updated:
+            self._kept.append(arguments)
         results: list[Tensor] = _C._run_cached_graph(self._hash, arguments)
         for cell, tensor in zip(self._updated, results, strict=False):
             cell.tensor = tensor
@@ -100,6 +111,9 @@ class Graphs:
         self._cached = all(hasattr(_C, name) for name in _PRIVATE) if cached is None else cached
         self._began = began
         self._graphs: dict[str, Graph] = {}
+        #: The arguments of the last runs that updated cells in place. Who lets go of memory that
+        #: was donated waits until the run is done: so nobody does before it is.
+        self._kept: deque[Sequence[Tensor]] = deque(maxlen=_KEPT)
         self._closed_at: int | None = None
 
     @property
@@ -139,7 +153,7 @@ class Graphs:
         graph: Graph
         if self._cached:
             with trace(everywhere, inputs, updated=updated, read=read) as traced:
-                graph = CachedGraph(traced, inputs)
+                graph = CachedGraph(traced, inputs, self._kept)
         else:
             graph = DynamoGraph(everywhere, inputs, [*updated, *read], len(updated))
         self._graphs[name] = graph

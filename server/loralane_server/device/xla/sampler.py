@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loralane_server.device.seam import Int32, StepInput, StepOutput
+from loralane_server.device.seam import Int32, StepInput
+from loralane_server.device.xla.chosen import Chosen, padded
 from loralane_server.device.xla.graphs import Graph, Graphs
 from loralane_server.device.xla.reaching import reached
 from loralane_server.drawing import Reach, Wanted, draw
@@ -44,7 +45,10 @@ class Sampler:
     """Owns the sampling graphs of all row buckets; `compile` before the first step."""
 
     def __init__(self, rows: Sequence[int], vocab: int, device: torch.device) -> None:
-        """`rows`: of the logits of all forward graphs, each number once."""
+        """`rows`: of the logits of all forward graphs, each number once, ascending.
+
+        The last is the shard's: so many tokens every graph gives (see chosen.py).
+        """
         self._rows = tuple(rows)
         self._vocab = vocab
         self._device = device
@@ -60,11 +64,11 @@ class Sampler:
         for rows in self._rows:
             self._graphs[rows] = self._compiled(graphs, rows)
 
-    def sample(self, greedy: Tensor, logits: Tensor, rows: Int32, step: StepInput) -> StepOutput:
-        """Choose the step's tokens.
+    def choose(self, greedy: Tensor, logits: Tensor, rows: Int32, step: StepInput) -> Chosen:
+        """Choose the step's tokens; does not wait for the device.
 
-        greedy [rows of the graph] is the likeliest token of each of logits [rows, vocab], both on
-        the device; rows [samples] says which of them is whose. Waits for the device.
+        greedy [rows of the shard] begins with the likeliest token of each of logits [rows of the
+        graph, vocab], both on the device; rows [samples] says which of them is whose.
         """
         graphs = self._graphs[logits.shape[0]]
         tokens = greedy
@@ -75,21 +79,15 @@ class Sampler:
             graph = graphs.cut if any(map(has_cuts, step.sampling)) else graphs.draw
             (tokens,) = graph.run([logits, tokens, *wanted])
         if step.top_logprobs is None:
-            return StepOutput(tokens.cpu().numpy()[rows])
-        found = graphs.logprobs.run([logits, tokens])
-        chosen, values, ids_ = (part.cpu().numpy()[rows] for part in found)
-        of_rows = tokens.cpu().numpy()[rows]
-        if not step.top_logprobs:
-            return StepOutput(of_rows, chosen)
-        top = slice(0, step.top_logprobs)
-        return StepOutput(of_rows, chosen, ids_[:, top], values[:, top])
+            return Chosen(tokens, rows)
+        return Chosen(tokens, rows, graphs.logprobs.run([logits, tokens]), step.top_logprobs)
 
     def _put(self, values: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> Tensor:
         return torch.from_numpy(values).to(self._device)
 
     def _compiled(self, graphs: Graphs, rows: int) -> RowGraphs:
         logits = torch.zeros(rows, self._vocab).to(self._device)
-        tokens = torch.zeros(rows, dtype=torch.int64).to(self._device)
+        tokens = torch.zeros(self._rows[-1], dtype=torch.int64).to(self._device)
         entries = [np.zeros(BIASES, np.int32), np.zeros(BIASES, np.float32)]
         wanted = [np.zeros(rows, np.float32), np.zeros(3 * rows, np.int32)]
 
@@ -97,7 +95,7 @@ class Sampler:
             return graphs.compile(f"{name}-r{rows}", fn, inputs)
 
         return RowGraphs(
-            bias=graph("bias", biased, [logits, *map(self._put, entries)]),
+            bias=graph("bias", biased(self._rows[-1]), [logits, *map(self._put, entries)]),
             draw=graph("draw", drawn(None), [logits, tokens, *map(self._put, wanted)]),
             cut=graph("cut", drawn(reached), [logits, tokens, *map(self._put, wanted)]),
             logprobs=graph("logprobs", logprobs, [logits, tokens]),
@@ -113,10 +111,15 @@ def likeliest(logits: Tensor) -> Tensor:
     return torch.where(nan.any(dim=-1), nan.int().argmax(dim=-1), logits.argmax(dim=-1))
 
 
-def biased(logits: Tensor, at: Tensor, biases: Tensor) -> list[Tensor]:
-    """Add biases [n] to logits [rows, vocab] at [n], counted through; also the likeliest tokens."""
-    changed = logits.flatten().index_add(0, at, biases).view(logits.shape)
-    return [changed, likeliest(changed)]
+def biased(most: int) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
+    """Return what adds biases; `most`: how many tokens it gives, padded."""
+
+    def logits_and_tokens(logits: Tensor, at: Tensor, biases: Tensor) -> list[Tensor]:
+        """Add biases [n] to logits [rows, vocab] at [n], counted through; then the likeliest."""
+        changed = logits.flatten().index_add(0, at, biases).view(logits.shape)
+        return [changed, padded(likeliest(changed), most)]
+
+    return logits_and_tokens
 
 
 def drawn(reach: Reach | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], list[Tensor]]:
@@ -124,16 +127,17 @@ def drawn(reach: Reach | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], lis
 
     def tokens(logits: Tensor, likeliest: Tensor, scale: Tensor, ints: Tensor) -> list[Tensor]:
         """Take `Wanted` as scale [rows], 0 where a row is greedy, and ints [3 * rows]."""
-        draws = scale > 0
+        draws, greedy = scale > 0, likeliest[: scale.shape[0]]
         wanted = Wanted(torch.where(draws, scale, 1.0), *ints.view(3, -1).unbind())
-        return [torch.where(draws, draw(logits, likeliest, wanted, reach), likeliest)]
+        found = torch.where(draws, draw(logits, greedy, wanted, reach), greedy)
+        return [padded(found, likeliest.shape[0])]
 
     return tokens
 
 
 def logprobs(logits: Tensor, tokens: Tensor) -> list[Tensor]:
     """Return the tokens' log-probabilities [rows], and the likeliest `TOP`: values and ids."""
-    every = torch.log_softmax(logits, dim=-1)
+    every, tokens = torch.log_softmax(logits, dim=-1), tokens[: logits.shape[0]]
     values, ids = every.topk(min(TOP, logits.shape[-1]), dim=-1)
     return [every.gather(-1, tokens[:, None]).squeeze(-1), values, ids]
 
