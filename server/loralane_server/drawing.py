@@ -7,23 +7,22 @@ which are the same everywhere.
 
     kept      the `top_k` largest logits; of these the fewest, from the largest, whose weights make
               up `top_p` of theirs together; of equal logits the lower ids first; always one
-    drawn     the first id at which the weights of what is kept, added up by id, exceed the draw
+    drawn     the first id at which the weights of what is kept, added up by id, exceed the draw's
+              part of them
 
 What integers cost: a token less than 2^-30 as likely as the likeliest is never drawn; weights are
 off by at most 1e-7 of themselves and 2^-30 of the likeliest; `top_p` and the draw are multiples of
 2^-24. That is less than float32 loses when it adds up a vocabulary.
 
-Shapes: R rows, V tokens. No device is named here: what differs is how one finds the logit that so
-many others reach (`Reach`), for which a device needs no complete order.
+Shapes: R rows, V tokens. Devices differ in how they find the logit or the id up to which weights
+add up to so much (`Search`); none needs a complete order for it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 #: Bits after the point of what is a part of something: `top_p`, the draw, an exponent.
 _BITS: Final = 24
@@ -35,13 +34,23 @@ _DEPTH: Final = 31
 _POWER: Final = (1 << 30, 744257403, 257891465, 59375086, 9884651, 1014583)
 #: The least float32 that no device takes for 0.
 LEAST: Final = 2.0**-126
-#: Tokens that are searched one by one, once it is known that the wanted one is among them.
-_BLOCK: Final = 512
 
-#: `reach(logits [R, V], weights [R, V] int32 or None, wanted [R] int64)`: the largest value so that
-#: the logits of a row that are not below it weigh `wanted` together; None: each weighs 1. A row's
-#: logits weigh as much all together.
-Reach = Callable[[Tensor, Tensor | None, Tensor], Tensor]
+
+class Search(Protocol):
+    """What devices do in different ways, with the same results.
+
+    Amounts [R, V] int32 are not negative. What is `wanted`, [R] int64 from 1 on, is never more than
+    a row's amounts together.
+    """
+
+    def reached(self, logits: Tensor, amounts: Tensor | None, wanted: Tensor) -> Tensor:
+        """Return the largest values [R] such that the logits not below have what is wanted.
+
+        Logits [R, V]; amounts None: each has 1.
+        """
+
+    def first(self, amounts: Tensor, wanted: Tensor) -> Tensor:
+        """Return the first places [R] such that those up to them have what is wanted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,10 +67,12 @@ class Wanted:
     draw: Tensor
 
 
-def draw(logits: Tensor, likeliest: Tensor, wanted: Wanted, reach: Reach | None) -> Tensor:
+def draw(
+    logits: Tensor, likeliest: Tensor, wanted: Wanted, search: Search, *, cuts: bool
+) -> Tensor:
     """Draw one token a row: logits [R, V] float32 -> [R] int64.
 
-    `reach` None: nobody asks for top_k or top_p. Where an adapter overflows there is no
+    `cuts`: whether anybody asks for top_k or top_p. Where an adapter overflows there is no
     distribution: such a row takes its token of `likeliest` [R].
     """
     top = logits.amax(dim=-1, keepdim=True)
@@ -70,9 +81,9 @@ def draw(logits: Tensor, likeliest: Tensor, wanted: Wanted, reach: Reach | None)
     logits = logits.masked_fill(broken[:, None] | (logits.abs() < LEAST), 0.0)
     top = logits.amax(dim=-1, keepdim=True)
     weights = _weights(logits, top, wanted.scale[:, None])
-    if reach is not None:
-        weights = weights.masked_fill(~_kept(logits, top, weights, wanted, reach), 0)
-    found = _first_beyond(weights, lambda total: _part(total, wanted.draw))
+    if cuts:
+        weights = weights.masked_fill(~_kept(logits, top, weights, wanted, search), 0)
+    found = search.first(weights, _part(_sum(weights), wanted.draw) + 1)
     return torch.where(broken, likeliest, found)
 
 
@@ -86,45 +97,29 @@ def _weights(logits: Tensor, top: Tensor, scale: Tensor) -> Tensor:
     return torch.bitwise_right_shift(power.int(), _shifted(halvings))
 
 
-def _kept(logits: Tensor, top: Tensor, weights: Tensor, wanted: Wanted, reach: Reach) -> Tensor:
+def _kept(logits: Tensor, top: Tensor, weights: Tensor, wanted: Wanted, search: Search) -> Tensor:
     """Return which tokens are kept, [R, V].
 
     Tokens stand in one order, so what top_p keeps of all is what it keeps of the top_k, once it is
     known how much of the latter's weight is wanted.
     """
-    limited = wanted.top_k > 0
     count = wanted.top_k.clamp(1, logits.shape[-1]).long()
-    least = reach(logits, None, count)
+    least = search.reached(logits, None, count)
     above = logits > least[:, None]
     each = _weights(least, top[:, 0], wanted.scale).long()
     of_top_k = _sum(weights, above) + each * (count - above.sum(dim=-1))
-    total = torch.where(limited, of_top_k, weights.sum(dim=-1, dtype=torch.int64))
+    total = torch.where(wanted.top_k > 0, of_top_k, _sum(weights))
     limit = _part(total, wanted.top_p).clamp(min=1)
-    least = reach(logits, weights, limit)
+    least = search.reached(logits, weights, limit)
     above, equal = logits > least[:, None], logits == least[:, None]
-    missing = limit - _sum(weights, above)
-    last = _first_beyond(weights.masked_fill(~equal, 0), lambda _: missing - 1)
-    place = torch.arange(logits.shape[-1], device=logits.device)
-    return above | (equal & (place <= last[:, None]))
+    last = search.first(weights.masked_fill(~equal, 0), limit - _sum(weights, above))
+    place = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
+    return above | (equal & (place <= last[:, None].int()))
 
 
-def _sum(weights: Tensor, where: Tensor) -> Tensor:
-    return weights.masked_fill(~where, 0).sum(dim=-1, dtype=torch.int64)
-
-
-def _first_beyond(amounts: Tensor, target_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the first place at which amounts [R, V], added up, exceed target_of(their sum) [R].
-
-    Found by blocks, and then inside of one.
-    """
-    blocks = F.pad(amounts, (0, -amounts.shape[-1] % _BLOCK)).view(len(amounts), -1, _BLOCK)
-    sums = blocks.sum(dim=-1, dtype=torch.int64).cumsum(dim=-1)
-    target = target_of(sums[:, -1])[:, None]
-    at = (sums <= target).sum(dim=-1, keepdim=True)
-    before = sums.masked_fill(sums > target, 0).amax(dim=-1, keepdim=True)
-    block = blocks.gather(1, at[:, :, None].expand(-1, 1, _BLOCK))[:, 0]
-    inside = (block.cumsum(dim=-1, dtype=torch.int64) + before <= target).sum(dim=-1)
-    return at[:, 0] * _BLOCK + inside
+def _sum(weights: Tensor, where: Tensor | None = None) -> Tensor:
+    counted = weights if where is None else weights.masked_fill(~where, 0)
+    return counted.sum(dim=-1, dtype=torch.int64)
 
 
 def _part(whole: Tensor, part: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from loralane_server.device.cpu_search import CpuSearch
 from loralane_server.device.seam import Sampling, StepOutput
 from loralane_server.drawing import ONE, Wanted, draw
 
@@ -19,8 +20,6 @@ from loralane_server.drawing import ONE, Wanted, draw
 _COLDEST: Final = 1e-6
 #: Logits in one pass: what it computes with stays in a core's cache.
 _AT_ONCE: Final = 1 << 17
-#: How many of the largest logits are sorted first.
-_CANDIDATES: Final = 64
 _MASK = (1 << 64) - 1
 
 
@@ -42,13 +41,13 @@ def choose(logits: Tensor, sampling: Sequence[Sampling], positions: Sequence[int
     tokens = logits.argmax(dim=-1)
     drawn = [i for i, wanted in enumerate(sampling) if wanted.temperature > 0]
     at_once = max(1, _AT_ONCE // logits.shape[-1])
-    for cuts, reach in ((False, None), (True, reached)):
+    for cuts in (False, True):
         rows = [i for i in drawn if has_cuts(sampling[i]) == cuts]
         for begin in range(0, len(rows), at_once):
             part = rows[begin : begin + at_once]
             at = torch.tensor(part)
-            wanted = [asked(sampling[i], positions[i]) for i in part]
-            tokens[at] = draw(logits[at], tokens[at], _side_by_side(wanted), reach)
+            wanted = _side_by_side([asked(sampling[i], positions[i]) for i in part])
+            tokens[at] = draw(logits[at], tokens[at], wanted, CpuSearch(), cuts=cuts)
     return tokens
 
 
@@ -65,19 +64,6 @@ def asked(sampling: Sampling, position: int) -> tuple[float, int, int, int]:
         round(min(max(sampling.top_p, 0.0), 1.0) * ONE),
         round(uniform(sampling.seed, position) * ONE),
     )
-
-
-def reached(logits: Tensor, weights: Tensor | None, wanted: Tensor) -> Tensor:
-    """Implement `Reach` where sorting a few is fast: the largest ones, more if it takes more."""
-    vocab = logits.shape[-1]
-    count = min(_CANDIDATES, vocab)
-    while True:
-        values, ids = logits.topk(count)
-        each = torch.ones_like(ids) if weights is None else weights.gather(1, ids)
-        sums = each.cumsum(dim=-1, dtype=torch.int64)
-        if count == vocab or bool((sums[:, -1] >= wanted).all()):
-            return values.gather(1, (sums < wanted[:, None]).sum(-1, keepdim=True))[:, 0]
-        count = min(8 * count, vocab)
 
 
 def _side_by_side(wanted: Sequence[tuple[float, int, int, int]]) -> Wanted:

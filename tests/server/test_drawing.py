@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loralane_server import sampling
+from loralane_server.device.cpu_search import CpuSearch
 from loralane_server.device.seam import Sampling
-from loralane_server.drawing import ONE, Reach, Wanted, draw
+from loralane_server.drawing import ONE, Wanted, draw
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -27,7 +28,7 @@ def tokens_of(
     scale: float = 1.0,
     top_k: int = 0,
     top_p: int = ONE,
-    reach: Reach | None = sampling.reached,
+    cuts: bool = True,
 ) -> list[int]:
     """Draw once with each of `draws`; `top_p` and they are multiples of 2^-24."""
     rows = len(draws)
@@ -36,7 +37,7 @@ def tokens_of(
         torch.full((rows,), scale), whole(top_k), whole(top_p), torch.tensor(draws).int()
     )
     every = torch.tensor(logits).expand(rows, -1)
-    return draw(every, every.argmax(dim=-1), wanted, reach).tolist()
+    return draw(every, every.argmax(dim=-1), wanted, CpuSearch(), cuts=cuts).tolist()
 
 
 def by_hand(logits: Sequence[int], draw: int, top_k: int, top_p: int) -> int:
@@ -97,7 +98,7 @@ def test_equal_logits_share_what_top_p_has_left() -> None:
 def test_every_place_is_found_whatever_the_size_of_the_vocabulary(vocab: int) -> None:
     draws = [-(-token * ONE // vocab) for token in range(vocab)]
 
-    assert tokens_of([0.0] * vocab, draws, reach=None) == list(range(vocab))
+    assert tokens_of([0.0] * vocab, draws, cuts=False) == list(range(vocab))
 
 
 def smooth(vocab: int) -> Tensor:
@@ -133,7 +134,7 @@ def test_a_large_vocabulary_is_drawn_from_as_softmax_says() -> None:
     expected = torch.softmax(logits.double(), dim=-1).cumsum(dim=-1)
     draws = range(0, ONE, ONE // 500)
 
-    found = tokens_of(logits.tolist(), draws, scale=math.log2(math.e), reach=None)
+    found = tokens_of(logits.tolist(), draws, scale=math.log2(math.e), cuts=False)
 
     for at, token in zip(draws, found, strict=True):
         below, above = ([0.0, *expected.tolist()][token + i] for i in (0, 1))
@@ -142,21 +143,21 @@ def test_a_large_vocabulary_is_drawn_from_as_softmax_says() -> None:
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 700, 3000])
 @pytest.mark.parametrize("weighed", [False, True])
-def test_reached_is_the_logit_that_so_many_reach(count: int, weighed: bool) -> None:
+def test_what_a_search_reaches_is_the_logit_that_so_many_do(count: int, weighed: bool) -> None:
     logits = torch.stack([smooth(3000), smooth(3000).round()])
     weights = torch.full(logits.shape, 3, dtype=torch.int32) if weighed else None
     wanted = torch.tensor([count, count]) * (3 if weighed else 1)
 
-    found = sampling.reached(logits, weights, wanted)
+    found = CpuSearch().reached(logits, weights, wanted)
 
     assert torch.equal(found, logits.sort(descending=True).values[:, count - 1])
 
 
-@pytest.mark.parametrize("reach", [None, sampling.reached])
-def test_a_row_without_a_distribution_takes_its_likeliest_token(reach: Reach | None) -> None:
+@pytest.mark.parametrize("cuts", [False, True])
+def test_a_row_without_a_distribution_takes_its_likeliest_token(cuts: bool) -> None:
     rows = [[1.0, float("nan"), 3.0], [float("-inf")] * 3, [1.0, 2.0, float("inf")]]
 
-    found = [tokens_of(row, [ONE // 3], reach=reach) for row in rows]
+    found = [tokens_of(row, [ONE // 3], cuts=cuts) for row in rows]
 
     assert found == [[1], [0], [2]]
 

@@ -9,10 +9,12 @@ import torch_xla
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loralane_server import sampling
+from loralane_server.device.cpu_search import CpuSearch
 from loralane_server.device.seam import Sampling, Span, StepInput, StepOutput
+from loralane_server.device.xla.bisection import Bisection
 from loralane_server.device.xla.graphs import Graphs
-from loralane_server.device.xla.reaching import reached
 from loralane_server.device.xla.sampler import BIASES, Sampler
+from loralane_server.drawing import Search
 from torch import Tensor
 
 from tests.xla.compilations import Compilations
@@ -128,22 +130,27 @@ def test_many_draws_from_smooth_logits_are_those_of_the_host() -> None:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_reached_is_the_logit_that_so_many_reach(cached: bool) -> None:
+def test_bisection_finds_what_a_search_on_the_host_does(cached: bool) -> None:
     logits = torch.randn(3, 900, generator=torch.Generator().manual_seed(5))
     logits[1] = logits[1].round()
     logits[2, ::2] = float("-inf")
-    weights = torch.arange(2700, dtype=torch.int32).view(3, 900) * (1 << 18)
-    wanted = torch.tensor([1, 450, 900])
-    heavy = wanted * (weights.sum(dim=-1) // 900)
-    inputs = [x.to(torch_xla.device()) for x in (logits, weights, wanted, heavy)]
+    amounts = torch.arange(2700, dtype=torch.int32).view(3, 900) * (1 << 18)
+    count = torch.tensor([1, 450, 900])
+    inputs = [logits, amounts, count, count * (amounts.sum(dim=-1) // 900)]
+    placed = [tensor.to(torch_xla.device()) for tensor in inputs]
 
-    def both(logits: Tensor, weights: Tensor, wanted: Tensor, heavy: Tensor) -> list[Tensor]:
-        return [reached(logits, None, wanted), reached(logits, weights, heavy)]
+    def search(by: Search, inputs: Sequence[Tensor]) -> list[Tensor]:
+        logits, amounts, count, wanted = inputs
+        return [
+            by.reached(logits, None, count),
+            by.reached(logits, amounts, wanted),
+            by.first(amounts, wanted),
+        ]
 
-    found = Graphs(cached=cached).compile("both", both, inputs).run(inputs)
+    graph = Graphs(cached=cached).compile("search", lambda *x: search(Bisection(), x), placed)
 
-    assert torch.equal(found[0].cpu(), sampling.reached(logits, None, wanted))
-    assert torch.equal(found[1].cpu(), sampling.reached(logits, weights, heavy))
+    for found, expected in zip(graph.run(placed), search(CpuSearch(), inputs), strict=True):
+        assert torch.equal(found.cpu(), expected)
 
 
 def test_rows_lie_anywhere_among_the_graphs_rows(shard: Shard) -> None:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from loralane_server.device.seam import Int32, StepInput
+from loralane_server.device.xla.bisection import Bisection
 from loralane_server.device.xla.chosen import Chosen, padded
 from loralane_server.device.xla.graphs import Graph, Graphs
-from loralane_server.device.xla.reaching import reached
-from loralane_server.drawing import Reach, Wanted, draw
+from loralane_server.drawing import Wanted, draw
 from loralane_server.sampling import asked, has_cuts
 
 #: Alternatives that are reported at most: as many as the wire allows.
@@ -96,8 +96,8 @@ class Sampler:
 
         return RowGraphs(
             bias=graph("bias", biased(self._rows[-1]), [logits, *map(self._put, entries)]),
-            draw=graph("draw", drawn(None), [logits, tokens, *map(self._put, wanted)]),
-            cut=graph("cut", drawn(reached), [logits, tokens, *map(self._put, wanted)]),
+            draw=graph("draw", drawn(cuts=False), [logits, tokens, *map(self._put, wanted)]),
+            cut=graph("cut", drawn(cuts=True), [logits, tokens, *map(self._put, wanted)]),
             logprobs=graph("logprobs", logprobs, [logits, tokens]),
         )
 
@@ -122,14 +122,14 @@ def biased(most: int) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
     return logits_and_tokens
 
 
-def drawn(reach: Reach | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], list[Tensor]]:
-    """Return what draws each row's token; `reach` as `drawing.draw` takes it."""
+def drawn(*, cuts: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor], list[Tensor]]:
+    """Return what draws each row's token; `cuts`: whether any row asks for top_k or top_p."""
 
     def tokens(logits: Tensor, likeliest: Tensor, scale: Tensor, ints: Tensor) -> list[Tensor]:
         """Take `Wanted` as scale [rows], 0 where a row is greedy, and ints [3 * rows]."""
         draws, greedy = scale > 0, likeliest[: scale.shape[0]]
         wanted = Wanted(torch.where(draws, scale, 1.0), *ints.view(3, -1).unbind())
-        found = torch.where(draws, draw(logits, greedy, wanted, reach), greedy)
+        found = torch.where(draws, draw(logits, greedy, wanted, Bisection(), cuts=cuts), greedy)
         return [padded(found, likeliest.shape[0])]
 
     return tokens
