@@ -223,7 +223,7 @@ def build(shard: Shard, kind: type[XlaDevice]) -> Built:
             if spec.tied_head
             else device.pack(_shape(spec.vocab, spec.hidden), None)
         )
-        decoder.set_ends(embedding, device.put(_shape(spec.hidden)), head)
+        decoder.set_ends(embedding, _shape(spec.hidden), head)
     paged = {_shape_on_one(cell.tensor, mesh) for cell in device.kv_cells()}
     return Built(spec, device, decoder, mesh, tuple(paged), made.nbytes - mesh.spared)
 
