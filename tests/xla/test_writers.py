@@ -12,6 +12,7 @@ from loralane_server.device.xla.host_writer import HostWriter
 from loralane_server.device.xla.lanes import XlaLanes
 from loralane_server.device.xla.mesh import Mesh
 from loralane_server.device.xla.writers import GraphWriter, LaneWriter
+from torch import Tensor
 
 from tests.xla.compilations import Compilations
 from tests.xla.shapes import SHAPES
@@ -110,6 +111,37 @@ def test_lanes_that_an_adapter_does_not_fill_become_zero(pool: Pool) -> None:
 def test_what_has_another_dtype_is_cast(pool: Pool) -> None:
     pool.write(0, (5,), adapter(3, 1, dtype=torch.bfloat16))
 
+    pool.check()
+
+
+def test_a_by_columns_is_the_same(pool: Pool) -> None:
+    targets = adapter(11, 1)
+    turned = {m: TargetTensors(t.a.T.contiguous().T, t.b) for m, t in targets.items()}
+
+    pool.write(0, (4, 5), turned)
+    pool.write(1, (6, 1), turned)
+
+    pool.check()
+
+
+def test_a_graph_that_runs_reads_what_was_there_when_it_began(pool: Pool) -> None:
+    pool.write(0, (0,), adapter(8, 1))
+    cell = pool.lanes.segments[0].layers[0].b["q_proj"]
+    factor = (torch.eye(512) * 0.5).to(torch_xla.device())
+
+    def slow(factor: Tensor) -> list[Tensor]:
+        for _ in range(40):  # some tens of milliseconds before the lanes are read
+            factor = factor @ factor + factor * 0.5
+        return [cell.tensor + factor[0, 0]]
+
+    graph = Graphs().compile("slow", slow, [factor], read=[cell])
+    before = graph.run([factor])[0].cpu()
+
+    running = graph.run([factor])[0]
+    pool.write(0, (0,), adapter(8, 2))
+
+    assert torch.equal(running.cpu(), before)
+    assert not torch.equal(graph.run([factor])[0].cpu(), before)
     pool.check()
 
 

@@ -75,18 +75,16 @@ class HostWriter:
         zero: list[Tensor] = []
         for run in _runs(lane_pages, self._segments):
             dirty = self._fill(layer, run.pages, frozenset(targets))
-            begin, end = run.begin * LANE_PAGE, (run.begin + len(run.pages)) * LANE_PAGE
+            begin, room = run.begin * LANE_PAGE, len(run.pages) * LANE_PAGE
             for module, rows in self._rows[run.segment][layer].items():
-                middle = begin
+                count = 0
                 if (target := targets.get(module)) is not None:
-                    rank = target.a.shape[0] - run.lane
-                    middle = begin + min(max(rank, 0), end - begin)
-                if middle > begin and target is not None:
-                    to += (part[begin:middle] for part in rows)
-                    lanes = slice(run.lane, run.lane + middle - begin)
-                    values += (target.a[lanes], target.b[lanes])
-                if middle < end and module in dirty:
-                    zero += (part[middle:end] for part in rows)
+                    count = min(max(len(target.a) - run.lane, 0), room)
+                if count and target is not None:
+                    to += (rows.a.narrow(0, begin, count), rows.b.narrow(0, begin, count))
+                    values += _lanes_of(target, run.lane, count)
+                if count < room and module in dirty:
+                    zero += (part[begin + count : begin + room] for part in rows)
         xm.wait_device_ops()
         # One call for all: each gives the interpreter away, and may wait until it comes back.
         if to:
@@ -99,6 +97,13 @@ class HostWriter:
         before = _NOTHING.union(*(self._filled.get((layer, page), _NOTHING) for page in pages))
         self._filled.update({(layer, page): modules for page in pages})
         return before
+
+
+def _lanes_of(target: TargetTensors, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return A and B of some lanes."""
+    if count == len(target.a):
+        return target.a, target.b
+    return target.a.narrow(0, first, count), target.b.narrow(0, first, count)
 
 
 def _runs(pages: Sequence[int], segments: Sequence[Segment]) -> Iterator[Run]:
