@@ -11,7 +11,7 @@ which are the same everywhere.
               part of them
 
 What integers cost: a token less than 2^-30 as likely as the likeliest is never drawn; weights are
-off by at most 1e-7 of themselves and 2^-30 of the likeliest; `top_p` and the draw are multiples of
+off by at most 1.2e-7 of themselves and 2^-30 of the likeliest; `top_p` and the draw are multiples of
 2^-24. That is less than float32 loses when it adds up a vocabulary.
 
 Shapes: R rows, V tokens. Devices differ in how they find the logit or the id up to which weights
@@ -52,6 +52,9 @@ class Search(Protocol):
     def first(self, amounts: Tensor, wanted: Tensor) -> Tensor:
         """Return the first places [R] such that those up to them have what is wanted."""
 
+    def settled(self, amounts: Tensor) -> Tensor:
+        """Return the same, computed once and for all, not anew for each use of them."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
@@ -80,9 +83,10 @@ def draw(
     # Values so small are 0 to some devices, and have to be so to all.
     logits = logits.masked_fill(broken[:, None] | (logits.abs() < LEAST), 0.0)
     top = logits.amax(dim=-1, keepdim=True)
-    weights = _weights(logits, top, wanted.scale[:, None])
+    weights = search.settled(_weights(logits, top, wanted.scale[:, None]))
     if cuts:
-        weights = weights.masked_fill(~_kept(logits, top, weights, wanted, search), 0)
+        kept = _kept(logits, top, weights, wanted, search)
+        weights = search.settled(weights.masked_fill(~kept, 0))
     found = search.first(weights, _part(_sum(weights), wanted.draw) + 1)
     return torch.where(broken, likeliest, found)
 
@@ -90,11 +94,25 @@ def draw(
 def _weights(logits: Tensor, top: Tensor, scale: Tensor) -> Tensor:
     """Return 2^30 * 2^-((top - logits) * scale), int32."""
     halvings = ((top - logits) * (scale * float(ONE))).clamp_(max=float(_DEPTH * ONE)).int()
-    after = (halvings & (ONE - 1)).long()
-    power = torch.full_like(after, _POWER[-1])
+    high, low = _shifted(halvings & (ONE - 1), 12), halvings & 0xFFF
+    power = torch.full_like(halvings, _POWER[-1])
     for coefficient in reversed(_POWER[:-1]):
-        power = _shifted(power.mul_(after)).neg_().add_(coefficient)
-    return torch.bitwise_right_shift(power.int(), _shifted(halvings))
+        power = _times(power, high, low).neg_().add_(coefficient)
+    return torch.bitwise_right_shift(power, _shifted(halvings, _BITS))
+
+
+def _times(x: Tensor, high: Tensor, low: Tensor) -> Tensor:
+    """Return x * (high * 2^12 + low) / 2^24, up to 3 less: all int32, x up to 2^30.
+
+    Products of halves, since a TPU has no integers of 64 bits, and its compiler is slow with them.
+    """
+    upper, lower = _shifted(x, 15), x & 0x7FFF
+    return (
+        (upper * high)
+        .mul_(8)
+        .add_(_shifted(upper.mul_(low), 9))
+        .add_(_shifted(lower.mul_(high), 12))
+    )
 
 
 def _kept(logits: Tensor, top: Tensor, weights: Tensor, wanted: Wanted, search: Search) -> Tensor:
@@ -125,10 +143,10 @@ def _sum(weights: Tensor, where: Tensor | None = None) -> Tensor:
 def _part(whole: Tensor, part: Tensor) -> Tensor:
     """Return whole * part / 2^24, rounded down: whole below 2^57, part at most 2^24."""
     part = part.long()
-    return _shifted(whole) * part + _shifted((whole & (ONE - 1)) * part)
+    return _shifted(whole, _BITS) * part + _shifted((whole & (ONE - 1)) * part, _BITS)
 
 
-def _shifted(x: Tensor) -> Tensor:
-    """Return x / 2^24 rounded down; x is not negative."""
-    bits = torch.full((), _BITS, dtype=x.dtype, device=x.device)
-    return torch.bitwise_right_shift(x, bits)
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Return x / 2^bits rounded down; x is not negative."""
+    by = torch.full((), bits, dtype=x.dtype, device=x.device)
+    return torch.bitwise_right_shift(x, by)

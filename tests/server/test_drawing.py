@@ -141,6 +141,15 @@ def test_a_large_vocabulary_is_drawn_from_as_softmax_says() -> None:
         assert below - 1e-7 <= at / ONE <= above + 1e-7
 
 
+def test_a_halving_of_any_part_weighs_what_it_should() -> None:
+    for part in range(0, 1000, 7):
+        halvings = part / 1000 + 3
+        weight = 2**-halvings / (1 + 2**-halvings)
+        draws = [round(ONE * (1 - weight)) + off for off in (-3, 3)]
+
+        assert tokens_of([0.0, -halvings], draws) == [0, 1]
+
+
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 700, 3000])
 @pytest.mark.parametrize("weighed", [False, True])
 def test_what_a_search_reaches_is_the_logit_that_so_many_do(count: int, weighed: bool) -> None:

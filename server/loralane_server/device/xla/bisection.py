@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+import torch_xla.core.xla_model as xm
 import torch_xla.core.xla_op_registry as registry
 from torch import Tensor
 from torch_xla.core import xla_builder as xb
@@ -36,6 +37,11 @@ class Bisection:
         """See `Search.first`."""
         found: Tensor = torch.ops.loralane.first(amounts, wanted)
         return found.long()
+
+    def settled(self, amounts: Tensor) -> Tensor:
+        """See `Search.settled`. Else XLA computes them again in every sum, and compiles longer."""
+        found: Tensor = torch.ops.loralane.settled(amounts)
+        return found
 
 
 def _reached(logits: Any, *given: Any) -> Any:
@@ -124,6 +130,13 @@ def _place(amounts: Tensor, wanted: Tensor) -> Tensor:
     return found
 
 
+@torch.library.custom_op("loralane::settled", mutates_args=())
+def _settled(amounts: Tensor) -> Tensor:
+    found = amounts.clone()
+    xm.optimization_barrier_([found])
+    return found
+
+
 # What `torch.compile` has to know (dynamo_graph.py).
 @_by_count.register_fake
 def _(logits: Tensor, wanted: Tensor) -> Tensor:
@@ -138,3 +151,8 @@ def _(logits: Tensor, amounts: Tensor, wanted: Tensor) -> Tensor:
 @_place.register_fake
 def _(amounts: Tensor, wanted: Tensor) -> Tensor:
     return amounts.new_empty(amounts.shape[0])
+
+
+@_settled.register_fake
+def _(amounts: Tensor) -> Tensor:
+    return torch.empty_like(amounts)
