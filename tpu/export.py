@@ -24,10 +24,10 @@ from loralane_server.device.xla.batch import XlaBatch
 from loralane_server.device.xla.buckets import Buckets, GraphKey, plan_buckets
 from loralane_server.device.xla.device import XlaDevice
 from loralane_server.device.xla.graphs import Graph, Graphs
+from loralane_server.device.xla.kv_shape import kv_shape
 from loralane_server.device.xla.runner import forward_of
 from loralane_server.device.xla.sampler import Sampler
 from loralane_server.device.xla.tracing import Cell, Input, Source, Trace, trace
-from loralane_server.kv.pages import PAGE_TOKENS
 from loralane_server.model.decoder import Decoder
 from loralane_server.model.spec import ModelSpec, model_spec
 from torch import Tensor
@@ -208,7 +208,8 @@ def build(shard: Shard, kind: type[XlaDevice]) -> Built:
         lanes=shard.lanes,
         kernel=True,
     )
-    page_bytes = 2 * spec.layers * spec.kv_size * PAGE_TOKENS * _DTYPE.itemsize
+    numbers = prod(kv_shape(1, spec.kv_heads, spec.head_dim, kernel=True))
+    page_bytes = spec.layers * numbers * _DTYPE.itemsize
     mesh = PlaceholderMesh(shard.devices)
     with Placeholders() as made:
         device = kind(

@@ -11,8 +11,8 @@ which are the same everywhere.
               part of them
 
 What integers cost: a token less than 2^-30 as likely as the likeliest is never drawn; weights are
-off by at most 1.2e-7 of themselves and 2^-30 of the likeliest; `top_p` and the draw are multiples of
-2^-24. That is less than float32 loses when it adds up a vocabulary.
+off by at most 1.2e-7 of themselves and 2^-30 of the likeliest; `top_p` and the draw are multiples
+of 2^-24. That is less than float32 loses when it adds up a vocabulary.
 
 Shapes: R rows, V tokens. Devices differ in how they find the logit or the id up to which weights
 add up to so much (`Search`); none needs a complete order for it.

@@ -28,11 +28,10 @@ from torch.nn import functional as F
 
 from loralane_server.device.xla.buckets import GraphKey
 from loralane_server.device.xla.graphs import Cell
+from loralane_server.device.xla.kv_shape import kv_shape
 from loralane_server.device.xla.mesh import Mesh
 from loralane_server.kv.pages import PAGE_TOKENS
 
-#: The kernel wants heads in whole registers.
-_HEAD_LANES: Final = 128
 #: Bytes of a cell on one device at most: what int32 can count. One layer may be more.
 CELL_BYTES: Final = 1 << 31
 #: Bytes of a TPU core's vector memory that the kernel may use.
@@ -179,10 +178,7 @@ class XlaAttention:
         self._kernel = kernel
         self._mesh = mesh
         self._kv_heads = kv_heads
-        shape: tuple[int, ...] = (pages + 1, kv_heads, 2, PAGE_TOKENS, head_dim)
-        if kernel is not None:
-            padded = -(-head_dim // _HEAD_LANES) * _HEAD_LANES
-            shape = (pages + 1, PAGE_TOKENS, 2 * kv_heads, padded)
+        shape = kv_shape(pages + 1, kv_heads, head_dim, kernel=kernel is not None)
         heads = 1 if kernel is None else 2
         layer_bytes = prod(shape) * dtype.itemsize // mesh.devices
         together = min(max(cell_bytes // layer_bytes, 1), layers)
