@@ -240,3 +240,22 @@ def test_a_name_is_taken_once() -> None:
 
     with pytest.raises(ValueError, match="compiled already"):
         graphs.compile("more", lambda x: [x + 1], [put(torch.ones(2))])
+
+
+@pytest.mark.parametrize("how", ["reads", "updates"])
+def test_a_graph_that_touches_what_only_another_declared_is_refused(how: str) -> None:
+    own, foreign = Cell(put(torch.ones(4))), Cell(put(torch.ones(4)))
+    graphs = Graphs(cached=True)
+
+    def update(x: Tensor) -> list[Tensor]:
+        foreign.tensor.add_(x)
+        return [x * 2]
+
+    def stray(x: Tensor) -> list[Tensor]:
+        own.tensor.add_(foreign.tensor if how == "reads" else x)
+        return [x * 3] if how == "reads" else update(x)
+
+    graphs.compile("updates", update, [put(torch.ones(4))], updated=[foreign])
+
+    with pytest.raises(ValueError, match="touches a cell that it does not declare"):
+        graphs.compile("strays", stray, [put(torch.ones(4))], updated=[own])

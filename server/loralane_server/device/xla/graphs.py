@@ -111,6 +111,8 @@ class Graphs:
         self._cached = all(hasattr(_C, name) for name in _PRIVATE) if cached is None else cached
         self._began = began
         self._graphs: dict[str, Graph] = {}
+        #: All that graphs declared so far, by identity.
+        self._cells: dict[int, Cell] = {}
         #: The arguments of the last runs that updated cells in place. Who lets go of memory that
         #: was donated waits until the run is done: so nobody does before it is.
         self._kept: deque[Sequence[Tensor]] = deque(maxlen=_KEPT)
@@ -141,7 +143,8 @@ class Graphs:
         updates all cells of `updated` in place, may read those of `read`, touches no other cell,
         leaves its inputs as they are, and returns tensors that it computed, each once. Whatever
         else it touches, weights say, becomes part of the graph. Raises `ValueError` if it does
-        otherwise, or if there is such a graph already.
+        otherwise (of the cells that it does not declare, if a graph before did), or if there is
+        such a graph already.
         """
         if name in self._graphs:
             raise ValueError(f"graph {name} is compiled already")
@@ -150,9 +153,12 @@ class Graphs:
         def everywhere(*inputs: Tensor) -> list[Tensor]:
             return [self._mesh.place(output) for output in fn(*inputs)]
 
+        own = {id(cell): cell for cell in (*updated, *read)}
+        others = [cell for known, cell in self._cells.items() if known not in own]
+        self._cells |= own
         graph: Graph
         if self._cached:
-            with trace(everywhere, inputs, updated=updated, read=read) as traced:
+            with trace(everywhere, inputs, updated=updated, read=read, others=others) as traced:
                 graph = CachedGraph(traced, inputs, self._kept)
         else:
             graph = DynamoGraph(everywhere, inputs, [*updated, *read], len(updated))
