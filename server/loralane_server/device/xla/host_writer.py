@@ -79,10 +79,10 @@ class HostWriter:
             for module, rows in self._rows[run.segment][layer].items():
                 count = 0
                 if (target := targets.get(module)) is not None:
-                    count = min(max(len(target.a) - run.lane, 0), room)
-                if count and target is not None:
-                    to += (rows.a.narrow(0, begin, count), rows.b.narrow(0, begin, count))
-                    values += _lanes_of(target, run.lane, count)
+                    own = _lanes_of(target, run.lane, room)
+                    count = own[0].size(0)
+                    to += (rows.a[begin : begin + count], rows.b[begin : begin + count])
+                    values += own
                 if count < room and module in dirty:
                     zero += (part[begin + count : begin + room] for part in rows)
         xm.wait_device_ops()
@@ -99,11 +99,11 @@ class HostWriter:
         return before
 
 
-def _lanes_of(target: TargetTensors, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Return A and B of some lanes."""
-    if count == len(target.a):
+def _lanes_of(target: TargetTensors, first: int, room: int) -> tuple[Tensor, Tensor]:
+    """Return A and B of lanes [first, first + room), as far as there are such."""
+    if not first and target.a.size(0) <= room:
         return target.a, target.b
-    return target.a.narrow(0, first, count), target.b.narrow(0, first, count)
+    return target.a[first : first + room], target.b[first : first + room]
 
 
 def _runs(pages: Sequence[int], segments: Sequence[Segment]) -> Iterator[Run]:
