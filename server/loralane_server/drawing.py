@@ -11,13 +11,14 @@ which are the same everywhere.
               part of them
 
 What integers cost: a token less than 2^-30 as likely as the likeliest is never drawn; weights are
-off by at most 1.2e-7 of themselves and 2^-30 of the likeliest; `top_p` and the draw are multiples
+off by at most 1e-7 of themselves and 2^-30 of the likeliest; `top_p` and the draw are multiples
 of 2^-24. That is less than float32 loses when it adds up a vocabulary.
 
 Shapes: R rows, V tokens. Devices differ in how they find the logit or the id up to which weights
 add up to so much (`Search`); none needs a complete order for it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -32,6 +33,10 @@ ONE: Final = 1 << _BITS
 _DEPTH: Final = 31
 #: 2^-t on [0, 1) is c0 - t (c1 - t (c2 - ...)), to 1e-7 of itself; each c times 2^30.
 _POWER: Final = (1 << 30, 744257403, 257891465, 59375086, 9884651, 1014583)
+#: Half of them, so many steps, and the slope of 2^-t at 0 times 2^15.
+_HALF: Final = 12
+STEPS: Final = 1 << _HALF
+_LN2: Final = 22713
 #: The least float32 that no device takes for 0.
 LEAST: Final = 2.0**-126
 
@@ -51,6 +56,9 @@ class Search(Protocol):
 
     def first(self, amounts: Tensor, wanted: Tensor) -> Tensor:
         """Return the first places [R] such that those up to them have what is wanted."""
+
+    def mapped(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Return function(x), computed number by number, for int32 x from 0 to `STEPS` - 1."""
 
     def settled(self, amounts: Tensor) -> Tensor:
         """Return the same, computed once and for all, not anew for each use of them."""
@@ -83,7 +91,7 @@ def draw(
     # Values so small are 0 to some devices, and have to be so to all.
     logits = logits.masked_fill(broken[:, None] | (logits.abs() < LEAST), 0.0)
     top = logits.amax(dim=-1, keepdim=True)
-    weights = search.settled(_weights(logits, top, wanted.scale[:, None]))
+    weights = search.settled(_weights(logits, top, wanted.scale[:, None], search))
     if cuts:
         kept = _kept(logits, top, weights, wanted, search)
         weights = search.settled(weights.masked_fill(~kept, 0))
@@ -91,28 +99,29 @@ def draw(
     return torch.where(broken, likeliest, found)
 
 
-def _weights(logits: Tensor, top: Tensor, scale: Tensor) -> Tensor:
-    """Return 2^30 * 2^-((top - logits) * scale), int32."""
+def _weights(logits: Tensor, top: Tensor, scale: Tensor, search: Search) -> Tensor:
+    """Return 2^30 * 2^-((top - logits) * scale), int32.
+
+    The upper half of what is after the point by a function of 4,096 numbers, the lower half, so
+    small that it is nearly straight, by a product.
+    """
     halvings = ((top - logits) * (scale * float(ONE))).clamp_(max=float(_DEPTH * ONE)).int()
-    high, low = _shifted(halvings & (ONE - 1), 12), halvings & 0xFFF
-    power = torch.full_like(halvings, _POWER[-1])
-    for coefficient in reversed(_POWER[:-1]):
-        power = _times(power, high, low).neg_().add_(coefficient)
+    power = search.mapped(_power, _shifted(halvings & (ONE - 1), _HALF))
+    slope = _shifted(_shifted(power, 15).mul_(_LN2), 15)
+    power = power - _shifted(slope.mul_(halvings & (STEPS - 1)), 9)
     return torch.bitwise_right_shift(power, _shifted(halvings, _BITS))
 
 
-def _times(x: Tensor, high: Tensor, low: Tensor) -> Tensor:
-    """Return x * (high * 2^12 + low) / 2^24, up to 3 less: all int32, x up to 2^30.
+def _power(t: Tensor) -> Tensor:
+    """Return 2^30 * 2^-(t / 4096) for t below 4,096, int32.
 
-    Products of halves, since a TPU has no integers of 64 bits, and its compiler is slow with them.
+    Products are made of two, since a TPU has no integers of 64 bits.
     """
-    upper, lower = _shifted(x, 15), x & 0x7FFF
-    return (
-        (upper * high)
-        .mul_(8)
-        .add_(_shifted(upper.mul_(low), 9))
-        .add_(_shifted(lower.mul_(high), 12))
-    )
+    power = torch.full_like(t, _POWER[-1])
+    for coefficient in reversed(_POWER[:-1]):
+        upper, lower = _shifted(power, 15), power & 0x7FFF
+        power = coefficient - (upper * t * 8 + _shifted(lower * t, _HALF))
+    return power
 
 
 def _kept(logits: Tensor, top: Tensor, weights: Tensor, wanted: Wanted, search: Search) -> Tensor:
@@ -124,7 +133,7 @@ def _kept(logits: Tensor, top: Tensor, weights: Tensor, wanted: Wanted, search: 
     count = wanted.top_k.clamp(1, logits.shape[-1]).long()
     least = search.reached(logits, None, count)
     above = logits > least[:, None]
-    each = _weights(least, top[:, 0], wanted.scale).long()
+    each = _weights(least, top[:, 0], wanted.scale, search).long()
     of_top_k = _sum(weights, above) + each * (count - above.sum(dim=-1))
     total = torch.where(wanted.top_k > 0, of_top_k, _sum(weights))
     limit = _part(total, wanted.top_p).clamp(min=1)
