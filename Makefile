@@ -33,7 +33,8 @@ test-xla: export OMP_WAIT_POLICY = PASSIVE
 test-xla bench-xla-host bench-xla-decode bench-xla-load bench-xla-overlap: export PJRT_DEVICE = CPU
 EXACTNESS := tests/server/test_exactness.py tests/server/test_exactness_scheduling.py
 # Cases of the dev file that ask for this backend; elsewhere they are skipped.
-XLA_CASES := 'tests/cases/test_cases.py::test_case[tp-rank-under-shards]'
+XLA_CASES := 'tests/cases/test_cases.py::test_case[tp-rank-under-shards]' \
+	'tests/cases/test_cases.py::test_case[compile-new-shapes]'
 test-xla: $(XLA)/.ready
 	$(XLA)/bin/python -m pytest --device=xla tests/xla $(EXACTNESS) $(XLA_CASES)
 
