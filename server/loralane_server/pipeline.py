@@ -12,7 +12,8 @@ is known ahead: how many tokens a row has, its pages, its draws (by position), i
 
 How many steps may be under way is the runner's `depth`; a turn that submits nothing fetches all. So
 a device that computes at once (depth 1) goes through the same loop, one step a turn, and a row
-alone is told its token as soon as it is there: fetching comes before all other waiting.
+alone is told its token as soon as it is there: fetching comes before all other waiting. What it
+costs: a row that comes while two steps are under way begins behind both.
 
 What is decided on half of the truth is made good like this:
 
