@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _measure(name, shapes, args.lanes, args.writes, graphs=args.graphs)
 
 
+@torch.inference_mode()  # as the engine's thread
 def _measure(name: str, shapes: Shapes, lanes: int, writes: int, *, graphs: bool) -> None:
     device = torch_xla.device()
     pool = XlaLanes(LAYERS, shapes, (min(128, lanes), lanes), torch.float32, device, Mesh())
