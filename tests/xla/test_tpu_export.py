@@ -50,7 +50,7 @@ def test_shardings_are_written_as_xla_reads_them(dim: int | None, written: str) 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_shard_is_exported_with_all_of_its_layers(tmp_path: Path) -> None:
     steps = (Step("decode", 16, 128), Step("decode", 16, 0), Step("decode", 16, None))
-    shard = Shard("one-b", "llama-3.2-1b", 1 * GIB, steps, (V6E,), writers=False)
+    shard = Shard("one-b", "llama-3.2-1b", 2 * GIB, steps, (V6E,), writers=False)
 
     with lowered_for_tpu(), torch.no_grad(), Placeholders():
         export_shard(tmp_path, shard)
