@@ -10,7 +10,6 @@ from loralane_server.device.cpu_attention import CpuAttention
 from loralane_server.device.cpu_attention import plan_attention as cpu_plan
 from loralane_server.device.seam import Span
 from loralane_server.device.xla.attention import (
-    CELL_BYTES,
     Kernel,
     KernelPlan,
     XlaAttention,
@@ -20,6 +19,7 @@ from loralane_server.device.xla.buckets import GraphKey, plan_buckets
 from loralane_server.device.xla.graphs import Graph, Graphs
 from loralane_server.device.xla.layout import layout_of
 from loralane_server.device.xla.mesh import Mesh
+from loralane_server.device.xla.tracing import CELL_BYTES
 from torch import Tensor
 from torch_xla.experimental.custom_kernel import ragged_paged_attention
 

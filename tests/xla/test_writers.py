@@ -23,9 +23,9 @@ LAYERS = 3
 class Pool:
     """Lanes, a writer, and the same memory on the host."""
 
-    def __init__(self, *, graphs: bool) -> None:
+    def __init__(self, *, graphs: bool, together: bool = False) -> None:
         device = torch_xla.device()
-        self.lanes = XlaLanes(LAYERS, SHAPES, (16, 80), torch.float32, device, Mesh())
+        self.lanes = XlaLanes(LAYERS, SHAPES, (16, 80), torch.float32, device, Mesh(), together)
         self.writer: LaneWriter = (
             GraphWriter(self.lanes, torch.float32, device) if graphs else HostWriter(self.lanes)
         )
@@ -85,9 +85,13 @@ def adapter(
     }
 
 
-@pytest.fixture(params=[True, False], ids=["graphs", "host"])
+@pytest.fixture(
+    params=[(True, False), (True, True), (False, False)],
+    ids=["graphs", "graphs-layers together", "host"],
+)
 def pool(request: pytest.FixtureRequest) -> Pool:
-    return Pool(graphs=request.param)
+    graphs, together = request.param
+    return Pool(graphs=graphs, together=together)
 
 
 def test_lanes_arrive_in_the_pages_of_their_layer_and_nowhere_else(pool: Pool) -> None:
@@ -126,15 +130,15 @@ def test_a_by_columns_is_the_same(pool: Pool) -> None:
 
 def test_a_graph_that_runs_reads_what_was_there_when_it_began(pool: Pool) -> None:
     pool.write(0, (0,), adapter(8, 1))
-    cell = pool.lanes.segments[0].layers[0].b["q_proj"]
+    part = pool.lanes.segments[0].layers[0].b["q_proj"]
     factor = (torch.eye(512) * 0.5).to(torch_xla.device())
 
     def slow(factor: Tensor) -> list[Tensor]:
         for _ in range(40):  # some tens of milliseconds before the lanes are read
             factor = factor @ factor + factor * 0.5
-        return [cell.tensor + factor[0, 0]]
+        return [part.tensor + factor[0, 0]]
 
-    graph = Graphs().compile("slow", slow, [factor], read=[cell])
+    graph = Graphs().compile("slow", slow, [factor], read=[part.cell])
     before = graph.run([factor])[0].cpu()
 
     running = graph.run([factor])[0]

@@ -30,10 +30,9 @@ from loralane_server.device.xla.buckets import GraphKey
 from loralane_server.device.xla.graphs import Cell
 from loralane_server.device.xla.kv_shape import kv_shape
 from loralane_server.device.xla.mesh import Mesh
+from loralane_server.device.xla.tracing import CELL_BYTES
 from loralane_server.kv.pages import PAGE_TOKENS
 
-#: Bytes of a cell on one device at most: what int32 can count. One layer may be more.
-CELL_BYTES: Final = 1 << 31
 #: Bytes of a TPU core's vector memory that the kernel may use.
 _KERNEL_BYTES: Final = 96 << 20
 

@@ -86,8 +86,12 @@ class XlaDevice:
         pages: int,
         tpu: bool,
         mesh: Mesh | None = None,
+        together: bool | None = None,
     ) -> None:
-        """`tpu`: compute as on a TPU, wherever this is traced (see tpu/); buckets to match."""
+        """`tpu`: compute as on a TPU, wherever this is traced (see tpu/); buckets to match.
+
+        `together`: whether layers share cells of lanes; None = as on what it computes as.
+        """
         self._device = torch_xla.device()
         self.mesh = mesh or Mesh()
         self._shapes = spec.linears()
@@ -106,7 +110,13 @@ class XlaDevice:
             mesh=self.mesh,
         )
         self._lanes = XlaLanes(
-            spec.layers, self._shapes, buckets.lanes, dtype, self._device, self.mesh
+            spec.layers,
+            self._shapes,
+            buckets.lanes,
+            dtype,
+            self._device,
+            self.mesh,
+            tpu if together is None else together,
         )
         self._writer: LaneWriter = (
             GraphWriter(self._lanes, dtype, self._device)

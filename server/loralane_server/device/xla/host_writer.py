@@ -21,7 +21,7 @@ from torch_xla.utils.dlpack import to_dlpack
 from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.seam import GROUPS, TargetTensors
 from loralane_server.device.xla.graphs import Graphs
-from loralane_server.device.xla.lanes import LayerCells, Segment, XlaLanes
+from loralane_server.device.xla.lanes import LayerCells, Part, Segment, XlaLanes
 
 _NOTHING: Final[frozenset[str]] = frozenset()
 
@@ -122,13 +122,13 @@ def _rows_of(layer: LayerCells, segment: Segment) -> dict[str, Rows]:
     """Return the memory of a layer's cells, by linear."""
     rows = {}
     for group, modules in GROUPS.items():
-        columns = _on_host(layer.a[group].tensor).split(segment.lanes, dim=1)
+        columns = _on_host(layer.a[group]).split(segment.lanes, dim=1)
         for module, own in zip(modules, columns, strict=True):
-            rows[module] = Rows(own.T, _on_host(layer.b[module].tensor))
+            rows[module] = Rows(own.T, _on_host(layer.b[module]))
     return rows
 
 
-def _on_host(tensor: Tensor) -> Tensor:
-    """Return the memory behind a tensor of XLA:CPU, not a copy."""
-    memory: Tensor = from_dlpack(to_dlpack(tensor))
-    return memory
+def _on_host(part: Part) -> Tensor:
+    """Return the memory behind a part of a cell of XLA:CPU, not a copy."""
+    memory: Tensor = from_dlpack(to_dlpack(part.cell.tensor))
+    return memory[part.layer]

@@ -21,6 +21,8 @@ from torch import Tensor
 
 _C = torch_xla._XLAC
 
+#: Bytes of a cell on one device at most, where layers share it: what int32 can count.
+CELL_BYTES: Final = 1 << 31
 #: Orders of results that are tried; the second has always done.
 _ORDERS: Final = 8
 

@@ -1,9 +1,9 @@
 """Lanes written in place, without compiling: one graph for all layers and pages of a segment.
 
 A write takes one lane page (8 lanes) of one layer: all its linears travel in one vector, padded
-with zeros, and which page it is is a number in another. So the same graph serves every rank and any
-subset of targets. It is compiled for cells that stand for a layer's; to write a layer they take its
-tensors and give them back.
+with zeros, and which layer and page it is are numbers in another. So the same graph serves every
+rank and any subset of targets. It is compiled for cells that stand for a layer's; to write a layer
+they take its tensors and give them back.
 
 Pages are placed as slices, which a TPU does in place. XLA:CPU copies the lanes of the layer within
 the graph, so where it can it does without one: see `host_writer.py`.
@@ -19,12 +19,12 @@ from torch import Tensor
 from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.seam import GROUPS, TargetTensors
 from loralane_server.device.xla.graphs import Cell, Graph, Graphs
-from loralane_server.device.xla.lanes import LayerCells, Segment, XlaLanes
+from loralane_server.device.xla.lanes import LayerCells, Segment, XlaLanes, layer_of
 
 _update_slice: Final = registry.register(
     "loralane_update_slice",
-    lambda memory, update, row, column: memory.dynamic_update_slice(
-        update, [row.reshape([]), column.reshape([])]
+    lambda memory, update, *begin: memory.dynamic_update_slice(
+        update, [one.reshape([]) for one in begin]
     ),
 )
 
@@ -65,7 +65,8 @@ class GraphWriter:
             for group, modules in GROUPS.items()
             for module, part in zip(modules, a[group].split(LANE_PAGE, dim=1), strict=True)
         }
-        self._page = torch.zeros(1, dtype=torch.int32)
+        #: The layer among those of its cells, and the page.
+        self._where = torch.zeros(2, dtype=torch.int32)
 
     @property
     def declared(self) -> int:
@@ -85,9 +86,10 @@ class GraphWriter:
             self._stage(targets, place * LANE_PAGE)
             which = next(i for i, s in enumerate(self._lanes.segments) if page < s.end)
             segment = self._lanes.segments[which]
-            self._page[0] = page - segment.begin
+            cells = segment.layers[layer]
+            self._where[0], self._where[1] = cells.layer, page - segment.begin
             graph, stand_ins = self._graphs[which]
-            self._run(graph, stand_ins, segment.layers[layer])
+            self._run(graph, stand_ins, cells)
 
     def _stage(self, targets: Mapping[str, TargetTensors], first: int) -> None:
         """Lay out lanes [first, first + 8) of every target, cast and padded."""
@@ -105,40 +107,47 @@ class GraphWriter:
     def _run(self, graph: Graph, stand_ins: LayerCells, layer: LayerCells) -> None:
         for stand_in, cell in zip(stand_ins.cells, layer.cells, strict=True):
             stand_in.tensor = cell.tensor
-        graph.run([self._page.to(self._device), self._staged.to(self._device)])
+        graph.run([self._where.to(self._device), self._staged.to(self._device)])
         for stand_in, cell in zip(stand_ins.cells, layer.cells, strict=True):
             cell.tensor = stand_in.tensor
 
     def _compiled(self, graphs: Graphs, segment: Segment) -> tuple[Graph, LayerCells]:
         first = segment.layers[0]
-        cells = LayerCells(
-            {group: Cell(cell.tensor) for group, cell in first.a.items()},
-            {module: Cell(cell.tensor) for module, cell in first.b.items()},
+        cells = layer_of(
+            {group: Cell(part.cell.tensor) for group, part in first.a.items()},
+            {module: Cell(part.cell.tensor) for module, part in first.b.items()},
+            0,
         )
 
-        def write(page: Tensor, lanes: Tensor) -> list[Tensor]:
-            self._place(cells, segment.lanes, page * LANE_PAGE, lanes)
+        def write(where: Tensor, lanes: Tensor) -> list[Tensor]:
+            self._place(cells, segment.lanes, where[:1], where[1:] * LANE_PAGE, lanes)
             return []
 
         graph = graphs.compile(
             f"write-l{segment.begin * LANE_PAGE}-l{segment.end * LANE_PAGE}",
             write,
-            [self._page.to(self._device), self._staged.to(self._device)],
+            [self._where.to(self._device), self._staged.to(self._device)],
             updated=cells.cells,
         )
         for stand_in, cell in zip(cells.cells, first.cells, strict=True):
             cell.tensor = stand_in.tensor
         return graph, cells
 
-    def _place(self, cells: LayerCells, width: int, lane: Tensor, lanes: Tensor) -> None:
-        """Write one page's lanes, from number `lane` [1] on, to the cells of a layer."""
+    def _place(
+        self, cells: LayerCells, width: int, layer: Tensor, lane: Tensor, lanes: Tensor
+    ) -> None:
+        """Write one page's lanes, from number `lane` [1] on, to the cells of layer `layer` [1]."""
         a, b = _parts(lanes, self._lanes.shapes)
-        for group, cell in cells.a.items():
-            for place, part in enumerate(a[group].split(LANE_PAGE, dim=1)):
-                column = lane + place * width
-                cell.tensor = _update_slice(cell.tensor, part, torch.zeros_like(lane), column)
-        for module, cell in cells.b.items():
-            cell.tensor = _update_slice(cell.tensor, b[module], lane, torch.zeros_like(lane))
+        none = torch.zeros_like(lane)
+
+        def put(cell: Cell, values: Tensor, row: Tensor, column: Tensor) -> None:
+            cell.tensor = _update_slice(cell.tensor, values[None], layer, row, column)
+
+        for group, to in cells.a.items():
+            for place, columns in enumerate(a[group].split(LANE_PAGE, dim=1)):
+                put(to.cell, columns, none, lane + place * width)
+        for module, to in cells.b.items():
+            put(to.cell, b[module], lane, none)
 
 
 def _parts(
