@@ -202,6 +202,19 @@ def test_generated_tokens_are_found_again_and_none_behind_a_stop_token() -> None
     assert shard.tokens(2) == continued("", again, 5)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_page_that_the_last_step_of_a_row_fills_is_found(late: bool) -> None:
+    shard = PagedShard(pages=20, late=late)
+    more = 3 * 16 + 1 - 1 - len(PROMPT)  # but for the last token, three pages
+    admit(shard, 1, more)
+    finish(shard, 1)
+
+    shard.loop.admit(Admission(2, "", [1, *PROMPT, *shard.tokens(1)], 5), shard.sink)
+    finish(shard, 2)
+
+    assert shard.rows[2][0].cached_tokens == 48
+
+
 def test_a_row_is_stopped_only_with_nothing_under_way() -> None:
     shard = PagedShard(pages=6, prefix_cache=False, late=True)
     admit(shard, 1, 40)
