@@ -8,6 +8,9 @@ Waiting for the device takes none. XLA has one thread, which leaves a core to th
 measured, as a TPU would. Models are so narrow that their weights and lanes stay in the caches: a
 device that shares them with the host would be measured otherwise. Rows decode. Each adapter has
 rank 8; rows use adapters from all over the pool, or none.
+
+How many tensors a graph takes decides what its steps cost. So the pool is measured as it lies on a
+TPU, where layers share tensors, and as XLA:CPU itself has it, each layer apart (see lanes.py).
 """
 
 import argparse
@@ -19,26 +22,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import Final
+from typing import Final, Literal, get_args
 
 import numpy as np
 import torch
 from loralane_server.adapters.pool import LANE_PAGE
-from loralane_server.backends import Backend, Plan, open_backend
-from loralane_server.config import ShardConfig
 from loralane_server.device.seam import Sampling, Span, StepInput, TargetTensors
+from loralane_server.device.xla import hardware
+from loralane_server.device.xla.buckets import plan_buckets
+from loralane_server.device.xla.device import XlaDevice
+from loralane_server.device.xla.runner import XlaRunner
 from loralane_server.kv.pages import PAGE_TOKENS
 from loralane_server.model.spec import ModelSpec, read_model_spec
+from loralane_server.model.weights import load_decoder
 
 from bench.promises import Promise, at_most, conclude
 from bench.report import save
 from bench.tiny import save_tiny
 
+#: Whose layout the pool has; all is run on XLA:CPU.
+Layout = Literal["tpu", "cpu"]
+
 ROWS: Final = 4
 _PAGES_OF_A_ROW: Final = 8
 _ADAPTERS: Final = (0, 8, 64)
 _MOST_MS: Final = 0.35
-_MOST_MS_A_LAYER: Final = 0.01
+_MOST_US_A_LAYER: Final = 10
 #: How far from its mean a figure may lie that shall not depend on the resident adapters.
 _FLAT: Final = 0.1
 
@@ -56,21 +65,26 @@ class Cost:
 class Rig:
     """A tiny model on XLA, and steps of rows that decode."""
 
-    def __init__(self, folder: Path, layers: int) -> None:
-        self._spec = read_model_spec(save_tiny(folder, layers))
-        lanes = max(_ADAPTERS) * LANE_PAGE
-        # Steps of single tokens need no shapes for prompts, so there is less to compile.
-        config = ShardConfig(device="xla", max_rows=ROWS, lanes=lanes, step_tokens=1, threads=1)
+    def __init__(self, folder: Path, layers: int, layout: Layout) -> None:
+        self._spec = spec = read_model_spec(save_tiny(folder, layers))
         max_len, pages = _PAGES_OF_A_ROW * PAGE_TOKENS, ROWS * _PAGES_OF_A_ROW
-        plan = Plan(folder, self._spec, torch.float32, max_len, pages, config)
-        self._backend: Backend = open_backend(plan)
+        # Steps of single tokens need no shapes for prompts, so there is less to compile.
+        buckets = plan_buckets(
+            max_rows=ROWS, step_tokens=1, max_len=max_len, lanes=max(_ADAPTERS) * LANE_PAGE
+        )
+        self._device = XlaDevice(
+            spec, buckets, dtype=torch.float32, pages=pages, tpu=False, together=layout == "tpu"
+        )
+        decoder = load_decoder(folder, spec, self._device, torch.float32, max_len)
+        self._runner = XlaRunner(decoder, self._device, spec.vocab)
+        self._runner.compile()
         self._resident = 0
 
     def load(self, adapters: int) -> None:
         """Make so many adapters resident, each of one lane page."""
         for page in range(self._resident, adapters):
             for layer in range(self._spec.layers):
-                self._backend.lanes.write_lanes(layer, (page,), _random_targets(self._spec), {})
+                self._device.write_lanes(layer, (page,), _random_targets(self._spec), {})
         self._resident = adapters
 
     def steps(self, with_adapters: bool) -> Iterator[StepInput]:
@@ -82,10 +96,10 @@ class Rig:
 
     def measure(self, with_adapters: bool, count: int) -> Cost:
         """Run steps; the first tenth of them warms up."""
-        host, whole, run = [], [], self._backend.runner.run
+        host, whole, submit = [], [], self._runner.submit
         for _, step in zip(range(count), self.steps(with_adapters), strict=False):
             began, busy = time.perf_counter(), time.thread_time()
-            run(step)
+            submit(step).fetch()
             host.append(time.thread_time() - busy)
             whole.append(time.perf_counter() - began)
         warm = count // 10
@@ -118,11 +132,11 @@ def _step(start: int, lane_pages: Sequence[tuple[int, ...]]) -> StepInput:
     )
 
 
-def measure(layers: int, steps: int) -> dict[str, Cost]:
+def measure(layers: int, steps: int, layout: Layout) -> dict[str, Cost]:
     """Return what steps cost at one depth: of base rows, and of rows with adapters."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        rig = Rig(Path(folder), layers)
+        rig = Rig(Path(folder), layers, layout)
         gc.collect()
         gc.freeze()  # as a shard does before it is ready
         for adapters in _ADAPTERS:
@@ -133,20 +147,21 @@ def measure(layers: int, steps: int) -> dict[str, Cost]:
     return found
 
 
-def judge(found: Mapping[int, Mapping[str, Cost]]) -> list[Promise]:
-    """Say what holds: by layers, what the cases cost."""
+def judge(found: Mapping[int, Mapping[str, Cost]], layout: Layout) -> list[Promise]:
+    """Say what holds in a layout: by layers, what the cases cost."""
     few, many = min(found), max(found)
     promises = []
     for case in found[many]:
-        host = found[many][case].host
-        growth = (host - found[few][case].host) / (many - few)
-        promises.append(at_most(f"{case}, {many} layers: host", host, _MOST_MS, " ms"))
-        promises.append(at_most(f"{case}: host a layer", growth, _MOST_MS_A_LAYER, " ms"))
+        host, what = found[many][case].host, f"{layout}, {case}"
+        promises.append(at_most(f"{what}, {many} layers: host", host, _MOST_MS, " ms"))
+        if many > few:
+            us = (host - found[few][case].host) / (many - few) * 1e3
+            promises.append(at_most(f"{what}: host a layer", us, _MOST_US_A_LAYER, " us"))
     for layers, cases in found.items():
         for kind in ("base", "adapters"):
             hosts = [cost.host for case, cost in cases.items() if case.startswith(kind)]
             off = max(abs(host - mean(hosts)) for host in hosts) / mean(hosts)
-            what = f"{kind}, {layers} layers: off the mean over resident adapters"
+            what = f"{layout}, {kind}, {layers} layers: off the mean over resident adapters"
             promises.append(at_most(what, off * 100, _FLAT * 100, " %"))
     return promises
 
@@ -154,23 +169,27 @@ def judge(found: Mapping[int, Mapping[str, Cost]]) -> list[Promise]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     args = _parser().parse_args(argv)
-    found = {}
-    for layers in map(int, args.layers.split(",")):
-        found[layers] = measure(layers, args.steps)
-        for case, cost in found[layers].items():
-            line = f"{layers:3} layers, {case:24} host {cost.host:.3f} ms, whole {cost.whole:.3f}"
-            print(line, flush=True)
-    plain = {
-        f"{layers} layers": {case: (cost.host, cost.whole) for case, cost in cases.items()}
-        for layers, cases in found.items()
-    }
+    hardware.use_threads(1)
+    plain: dict[str, dict[str, tuple[float, float]]] = {}
+    promises: list[Promise] = []
+    for layout in args.layouts:
+        found = {}
+        for layers in map(int, args.layers.split(",")):
+            found[layers] = measure(layers, args.steps, layout)
+            name = f"{layout}, {layers} layers"
+            for case, cost in found[layers].items():
+                line = f"{name:15}, {case:24} host {cost.host:.3f} ms, whole {cost.whole:.3f}"
+                print(line, flush=True)
+            plain[name] = {case: (cost.host, cost.whole) for case, cost in found[layers].items()}
+        promises += judge(found, layout)
     print(f"written to {save(args.out, {'ms': plain})}")
-    return conclude(judge(found))
+    return conclude(promises)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.xla_host", allow_abbrev=False)
     parser.add_argument("--layers", default="4,12,32", help="depths, by commas")
+    parser.add_argument("--layouts", nargs="+", choices=get_args(Layout), default=get_args(Layout))
     parser.add_argument("--steps", type=int, default=300, help="of each case")
     parser.add_argument("--out", type=Path, default=Path("bench/results/xla_host.json"))
     return parser

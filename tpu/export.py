@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from typing import Final
 
@@ -23,10 +24,10 @@ from loralane_server.device.xla.batch import XlaBatch
 from loralane_server.device.xla.buckets import Buckets, GraphKey, plan_buckets
 from loralane_server.device.xla.device import XlaDevice
 from loralane_server.device.xla.graphs import Graph, Graphs
+from loralane_server.device.xla.kv_shape import kv_shape
 from loralane_server.device.xla.runner import forward_of
 from loralane_server.device.xla.sampler import Sampler
 from loralane_server.device.xla.tracing import Cell, Input, Source, Trace, trace
-from loralane_server.kv.pages import PAGE_TOKENS
 from loralane_server.model.decoder import Decoder
 from loralane_server.model.spec import ModelSpec, model_spec
 from torch import Tensor
@@ -62,8 +63,8 @@ class Built:
     device: XlaDevice
     decoder: Decoder[XlaBatch]
     mesh: PlaceholderMesh
-    #: Shape of a layer's KV pages on one device.
-    page: tuple[int, ...]
+    #: Shapes of the cells of KV pages on one device.
+    paged: tuple[tuple[int, ...], ...]
     #: Bytes of weights, KV pages and lanes on one device.
     resident: int
 
@@ -117,7 +118,7 @@ class Exporter(Graphs):
             name,
             step,
             forward_of(decoder, device, key),
-            [ints],
+            [ints, device.put(torch.zeros(self._shard.max_rows, dtype=torch.int64))],
             device.kv_cells(),
             device.lane_cells(key),
         )
@@ -150,7 +151,8 @@ class Exporter(Graphs):
             for at, source in enumerate(traced.sources)
             if id(source) in places
         }
-        page = self._built.page
+        paged = self._built.paged
+        token = prod(paged[0][2:])
         decoding = step.tokens if step.kind == "decode" else 0
         return Exported(
             name=f"{shard.name}.{name}",
@@ -162,8 +164,8 @@ class Exporter(Graphs):
             lanes=step.lanes,
             donated=donated,
             donated_bytes={at: parameters[at].nbytes for at in donated},
-            paged=(page,),
-            fetched=decoding * CONTEXT * spec.layers * page[2] * page[3] * _DTYPE.itemsize,
+            paged=paged,
+            fetched=decoding * CONTEXT * spec.layers * token * _DTYPE.itemsize,
             context=CONTEXT,
             kernels=spec.layers if step.tokens else 0,
             resident=self._built.resident,
@@ -206,7 +208,8 @@ def build(shard: Shard, kind: type[XlaDevice]) -> Built:
         lanes=shard.lanes,
         kernel=True,
     )
-    page_bytes = 2 * spec.layers * spec.kv_size * PAGE_TOKENS * _DTYPE.itemsize
+    numbers = prod(kv_shape(1, spec.kv_heads, spec.head_dim, kernel=True))
+    page_bytes = spec.layers * numbers * _DTYPE.itemsize
     mesh = PlaceholderMesh(shard.devices)
     with Placeholders() as made:
         device = kind(
@@ -221,13 +224,16 @@ def build(shard: Shard, kind: type[XlaDevice]) -> Built:
             if spec.tied_head
             else device.pack(_shape(spec.vocab, spec.hidden), None)
         )
-        decoder.set_ends(embedding, device.put(_shape(spec.hidden)), head)
-    memory = device.kv_cells()[0].tensor
+        decoder.set_ends(embedding, _shape(spec.hidden), head)
+    paged = {_shape_on_one(cell.tensor, mesh) for cell in device.kv_cells()}
+    return Built(spec, device, decoder, mesh, tuple(paged), made.nbytes - mesh.spared)
+
+
+def _shape_on_one(memory: Tensor, mesh: PlaceholderMesh) -> tuple[int, ...]:
     cut = mesh.cut_of(memory)
-    page = tuple(
-        size // shard.devices if at == cut else size for at, size in enumerate(memory.shape)
+    return tuple(
+        size // mesh.devices if at == cut else size for at, size in enumerate(memory.shape)
     )
-    return Built(spec, device, decoder, mesh, page, made.nbytes - mesh.spared)
 
 
 def _layer(spec: ModelSpec) -> LayerWeights:

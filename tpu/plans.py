@@ -49,7 +49,7 @@ _DECODE: Final = tuple(
 _STEPS: Final = (*_DECODE, Step("mixed", 512, 128))
 
 SHARDS: Final = (
-    Shard("llama-3.2-1b", "llama-3.2-1b", 6 * GIB, _STEPS, (V5E, V6E)),
+    Shard("llama-3.2-1b", "llama-3.2-1b", 12 * GIB, _STEPS, (V5E, V6E)),
     Shard("llama-3.1-8b", "llama-3.1-8b", 9 * GIB, _STEPS, (V6E,), sampler=True),
     Shard(
         "llama-3.1-8b-tp4",

@@ -23,6 +23,7 @@ from loralane_server.backends import (
     choose_device,
     choose_dtype,
     open_backend,
+    page_numbers,
 )
 from loralane_server.config import ShardConfig
 from loralane_server.device.threads import use_threads
@@ -191,8 +192,8 @@ def plan_memory(config: ShardConfig, spec: ModelSpec, dtype: torch.dtype) -> tup
     Without --max-model-len the length is what the model was made for, cut to what the KV memory
     holds. Raises `ModelUnsupported` when a length that was asked for does not fit.
     """
-    token_bytes = 2 * spec.layers * spec.kv_size * torch.empty(0, dtype=dtype).element_size()
-    pages = config.kv_memory // (token_bytes * PAGE_TOKENS)
+    page_bytes = spec.layers * page_numbers(config, spec) * dtype.itemsize
+    pages = config.kv_memory // page_bytes
     wanted = config.max_model_len or spec.max_positions
     if wanted > spec.max_positions:
         raise ModelUnsupported(
@@ -200,7 +201,7 @@ def plan_memory(config: ShardConfig, spec: ModelSpec, dtype: torch.dtype) -> tup
         )
     fits = pages * PAGE_TOKENS
     if fits < wanted and (config.max_model_len or fits == 0):
-        need = pages_for(wanted) * PAGE_TOKENS * token_bytes
+        need = pages_for(wanted) * page_bytes
         raise ModelUnsupported(
             f"--kv-memory {config.kv_memory} holds {fits} tokens; one row of {wanted} tokens needs "
             f"{need} bytes: raise --kv-memory or lower --max-model-len"

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import Final, Literal
 
@@ -13,6 +14,7 @@ from loralane_server.adapters.formats.base_shape import Abilities
 from loralane_server.config import ShardConfig
 from loralane_server.device.cpu import CpuDevice
 from loralane_server.device.seam import LaneMemory, StepRunner
+from loralane_server.device.xla.kv_shape import kv_shape
 from loralane_server.errors import ModelUnsupported
 from loralane_server.kv.pages import PAGE_TOKENS
 from loralane_server.model.eager import EagerRunner
@@ -23,7 +25,7 @@ DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 #: What each device applies of an adapter; whatever needs more is refused.
 ABILITIES: Final[Mapping[str, Abilities]] = {
     "cpu": Abilities("cpu"),
-    "xla": Abilities("xla", vectors=False, ends=False),
+    "xla": Abilities("xla", vectors=False, ends=False, a_by_columns=True),
 }
 
 
@@ -76,6 +78,12 @@ def choose_dtype(config: ShardConfig, spec: ModelSpec) -> str:
     if spec.stored_dtype in ("float32", "float64"):
         return "float32"
     return "float32" if choose_device(config) == "xla" and not _has_tpu() else "bfloat16"
+
+
+def page_numbers(config: ShardConfig, spec: ModelSpec) -> int:
+    """Return how many numbers a layer's KV page takes of a device's memory, padding included."""
+    kernel = choose_device(config) == "xla" and _has_tpu()
+    return prod(kv_shape(1, spec.kv_heads, spec.head_dim, kernel=kernel))
 
 
 def open_backend(plan: Plan) -> Backend:

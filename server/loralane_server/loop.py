@@ -1,16 +1,16 @@
 """The step loop: what the engine's thread does between and in steps.
 
 A turn writes the adapter layers that have arrived, lets pure functions decide who computes what and
-who gives its KV pages back for that (see preemption.py), runs one step and tells every listener
-what changed. Then rows whose adapter is still arriving compute as far as it has come (see
-waves.py). Nothing else touches the model or the device.
+who gives its KV pages back for that (see preemption.py), begins a step, fetches what is due (see
+pipeline.py) and tells every listener what changed. Then rows whose adapter is still arriving
+compute as far as it has come (see waves.py). Nothing else touches the model or the device.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from loralane_server.adapters.pool import AdapterPool
 from loralane_server.adapters.store.store import AdapterStore
@@ -20,17 +20,20 @@ from loralane_server.kv.pages import PageTable
 from loralane_server.kv.row_pages import RowPages
 from loralane_server.limits import Limits
 from loralane_server.listeners import Listeners
+from loralane_server.pipeline import Pipeline
 from loralane_server.residency import ResidencyManager
 from loralane_server.rows import Admission, Capacity, Finish, Row, RowEvent, Sink
 from loralane_server.scheduling.rates import Rates
 from loralane_server.scheduling.schedule import Schedule
 from loralane_server.scheduling.waves import Progress, Waves
-from loralane_server.steps import Part, build_step, in_step_order, read_token
+from loralane_server.steps import Part, in_step_order, read_token, sampled_rows
 from loralane_server.usage import UsageBook
 
 #: With nothing to compute but waves, layers that come this fast are gathered first: the thread that
 #: reads them would only take turns with the step for the same cores.
 GATHER_S: Final = 0.002
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +60,7 @@ class StepLoop:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._runner = runner
-        self._clock = clock
+        self._pipeline = Pipeline(runner, clock)
         self._limits = limits
         self.residency = ResidencyManager(
             pool, store, lanes, usage=usage, post=post, fail=self._fail
@@ -84,19 +87,22 @@ class StepLoop:
     @property
     def patience(self) -> float | None:
         """Seconds to wait for something new before the next turn; None = as long as it takes."""
-        if self.residency.has_staged or any(row.runnable for row in self._schedule.rows):
+        if self.residency.has_staged or self._pipeline.busy:
+            return 0.0
+        if any(row.runnable for row in self._schedule.rows):
             return 0.0
         if self._waves.can_advance:
             return GATHER_S if self.residency.loads else 0.0
         return None
 
     def turn(self) -> None:
-        """Write what arrived, run one step, tell what changed; then the waves."""
+        """Write what arrived, begin a step, fetch those due, tell what changed; then the waves."""
         arrived = self.residency.has_staged
         self.residency.write_staged()
-        parts, held = self._schedule.next_turn()
+        parts, held = self._schedule.next_turn(may_stop=not self._pipeline.busy)
         if parts:
-            self._step(in_step_order(parts))
+            self._submit(in_step_order(parts))
+        self._fetch(self._pipeline.due(submitted=bool(parts)))
         self._publish()
         if not held:
             self._form_waves()
@@ -168,18 +174,22 @@ class StepLoop:
         self._schedule.check()
         self.residency.check()
         self._waves.check(self._schedule.rows)
+        self._pipeline.check(self._schedule.rows)
         self._listeners.check()
         users = sum(t.users for t in self.residency.pool.tenants().values())
         assert users == sum(1 for row in self._schedule.rows if row.admission.digest)
 
-    def _step(self, parts: Sequence[Part]) -> None:
+    def _submit(self, parts: Sequence[Part]) -> None:
         self._schedule.cover(parts)
-        began = self._clock()
-        output = self._attempt(parts, lambda: self._runner.run(build_step(parts)))
-        if output is not None:
-            prompt_tokens = sum(n for _, n in parts if n > 1)
-            self._rates = self._rates.after(prompt_tokens, self._clock() - began)
-            self._accept(parts, output)
+        if self._attempt(parts, partial(self._pipeline.submit, parts)) is not None:
+            self._schedule.advance(parts)
+
+    def _fetch(self, count: int) -> None:
+        """Wait for so many of the steps under way, and give their rows what they sampled."""
+        for _ in range(count):
+            fetched = self._pipeline.fetch()
+            self._rates = self._rates.after(fetched.prompt_tokens, fetched.seconds)
+            self._accept(fetched.sampled, fetched.output)
 
     def _form_waves(self) -> None:
         """Begin waves for loads that can carry one, with the rows for which there is room."""
@@ -194,35 +204,40 @@ class StepLoop:
         for wave, count in self._waves.plan(streams):
             output = self._attempt(wave.parts, partial(self._waves.run, wave, count))
             if output is not None:
+                sampled = [row for _, row in sampled_rows(wave.parts)]
                 self._waves.drop(wave.load.digest)
-                self._accept(wave.parts, output)
+                self._schedule.advance(wave.parts)
+                self._accept(sampled, output)
             self._publish()
 
-    def _attempt(
-        self, parts: Sequence[Part], compute: Callable[[], StepOutput | None]
-    ) -> StepOutput | None:
-        """Return what `compute` does; if it raises, fail the rows of the step and return None.
+    def _attempt(self, parts: Sequence[Part], act: Callable[[], T | None]) -> T | None:
+        """Return what `act` does; if it raises, fail the rows of the step and return None.
 
-        Raises `DeviceFailed`: no later step could be trusted.
+        What steps before it chose, the rows are told first. Raises `DeviceFailed`: no later step
+        could be trusted.
         """
         try:
-            return compute()
+            return act()
         except DeviceFailed:
             raise
         except Exception as exc:
             log.exception("the step after step %d failed", self._steps)
+            self._fetch(self._pipeline.due(submitted=False))
             for row, _ in parts:
-                self._fail(row, ShardError(f"the step failed: {exc}"))
+                if not row.ended:
+                    self._fail(row, ShardError(f"the step failed: {exc}"))
             return None
 
-    def _accept(self, parts: Sequence[Part], output: StepOutput) -> None:
-        """Count a step that was run, and give its rows what it sampled."""
+    def _accept(self, sampled: Sequence[Row], output: StepOutput) -> None:
+        """Count a step that was run, and give rows what it sampled; who has ended gets nothing."""
         self._steps += 1
-        sampled = [row for row, n in parts if n == row.pending]
-        self._schedule.advance(parts)
         for i, row in enumerate(sampled):
+            if row.ended:
+                continue
             finish = row.accept(read_token(output, i, row.admission.logprobs))
-            if finish is not None:
+            if finish is None:
+                self._schedule.extend(row)
+            else:
                 self._end(row)
 
     def _fail(self, row: Row, error: ShardError) -> None:

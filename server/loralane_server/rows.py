@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from loralane_server.device.seam import Int32, Sampling, Span
+from loralane_server.device.seam import Int32, Sampling, Span, chosen_for
 from loralane_server.errors import ShardError
 from loralane_server.kv.prefix_cache import Chain
 
@@ -122,15 +122,20 @@ class Row:
 
     admission: Admission
     sink: Sink
-    #: Prompt and generated tokens.
+    #: Prompt and generated tokens, as far as they are known.
     tokens: list[int]
+    #: How many more the steps under way choose for it.
+    awaited: int = 0
+    #: Its span in the step that chooses the last of these.
+    place: int = 0
     #: Pages of the tokens that are computed, and of those that the step under way computes.
     pages: Int32 = field(default_factory=lambda: NO_PAGES)
     #: Names its pages for the prefix cache.
     chain: Chain = field(init=False)
     #: Lane pages of its adapter; they may be read as far as the adapter's layers are written.
     lane_pages: tuple[int, ...] = ()
-    #: How many of `tokens` have their keys and values in the pages.
+    #: How many tokens have their keys and values in the pages, or will have after the steps that
+    #: are under way.
     computed: int = 0
     #: Whether it was given pages of its own, and not stopped since.
     begun: bool = False
@@ -140,6 +145,8 @@ class Row:
     ready: bool = False
     #: Whether a wave computes its first tokens: no other step may.
     in_wave: bool = False
+    #: Whether it was taken out: what a step under way chooses for it is nobody's.
+    ended: bool = False
     arrived: float = 0.0
     cold_ms: float = 0.0
     #: Not yet reported.
@@ -151,17 +158,32 @@ class Row:
     @property
     def runnable(self) -> bool:
         """Whether an ordinary step may compute it."""
-        return self.ready and not self.in_wave
+        return self.ready and not self.in_wave and not self.complete
+
+    @property
+    def length(self) -> int:
+        """Its tokens so far, with those that are awaited."""
+        return len(self.tokens) + self.awaited
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last token that it may have is awaited: nothing is left to compute."""
+        return self.length - len(self.admission.prompt) >= self.admission.max_tokens
 
     @property
     def pending(self) -> int:
         """Tokens still to be computed before the next one can be sampled."""
-        return len(self.tokens) - self.computed
+        return self.length - self.computed
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far."""
+        """Tokens generated so far, as far as they are known."""
         return len(self.tokens) - len(self.admission.prompt)
+
+    def inputs(self, count: int) -> list[int]:
+        """Return the next `count` tokens to compute, as a step takes them; see `StepInput`."""
+        known = self.tokens[self.computed : self.computed + count]
+        return known if len(known) == count else [*known, chosen_for(self.place)]
 
     def span(self, count: int) -> Span:
         """Return the next `count` tokens' part of a step."""

@@ -1,20 +1,25 @@
 """Sampling as a function of (logits, seed, position) alone: batch, order and history do not matter.
 
 A row replayed on another shard, or in another batch, draws the same number at the same position,
-so it continues with the same tokens. The draw is made on the host and travels with the step; the
-device inverts the cumulative distribution with it.
-
-    logits       [samples, vocab] float32
-    uniform      [samples] in [0, 1)
+so it continues with the same tokens. The number is made on the host and travels with the step; what
+a device makes of it is in drawing.py. Logits are [samples, vocab] float32.
 """
 
+import math
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from loralane_server.device.cpu_search import CpuSearch
 from loralane_server.device.seam import Sampling, StepOutput
+from loralane_server.drawing import ONE, Wanted, draw
 
+#: Colder is as cold: the likeliest token by far.
+_COLDEST: Final = 1e-6
+#: Logits in one pass: what it computes with stays in a core's cache.
+_AT_ONCE: Final = 1 << 17
 _MASK = (1 << 64) - 1
 
 
@@ -34,17 +39,36 @@ def _mix(x: int) -> int:
 def choose(logits: Tensor, sampling: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
     """Return one token id a row: greedy where temperature is 0, else drawn. [samples] int64."""
     tokens = logits.argmax(dim=-1)
-    drawn = [i for i, s in enumerate(sampling) if s.temperature > 0]
-    if drawn:
-        rows = torch.tensor(drawn)
-        tokens[rows] = draw(
-            logits[rows],
-            torch.tensor([sampling[i].temperature for i in drawn]),
-            torch.tensor([sampling[i].top_k for i in drawn]),
-            torch.tensor([sampling[i].top_p for i in drawn]),
-            torch.tensor([uniform(sampling[i].seed, positions[i]) for i in drawn]),
-        )
+    drawn = [i for i, wanted in enumerate(sampling) if wanted.temperature > 0]
+    at_once = max(1, _AT_ONCE // logits.shape[-1])
+    for cuts in (False, True):
+        rows = [i for i in drawn if has_cuts(sampling[i]) == cuts]
+        for begin in range(0, len(rows), at_once):
+            part = rows[begin : begin + at_once]
+            at = torch.tensor(part)
+            wanted = _side_by_side([asked(sampling[i], positions[i]) for i in part])
+            tokens[at] = draw(logits[at], tokens[at], wanted, CpuSearch(), cuts=cuts)
     return tokens
+
+
+def has_cuts(sampling: Sampling) -> bool:
+    """Whether not all tokens may be drawn."""
+    return sampling.top_k > 0 or sampling.top_p < 1
+
+
+def asked(sampling: Sampling, position: int) -> tuple[float, int, int, int]:
+    """Return what a row that draws asks for at a position: numbers for the fields of `Wanted`."""
+    return (
+        math.log2(math.e) / max(sampling.temperature, _COLDEST),
+        sampling.top_k,
+        round(min(max(sampling.top_p, 0.0), 1.0) * ONE),
+        round(uniform(sampling.seed, position) * ONE),
+    )
+
+
+def _side_by_side(wanted: Sequence[tuple[float, int, int, int]]) -> Wanted:
+    scale, *others = zip(*wanted, strict=True)
+    return Wanted(torch.tensor(scale), *(torch.tensor(x, dtype=torch.int32) for x in others))
 
 
 def add_bias(logits: Tensor, sampling: Sequence[Sampling]) -> None:
@@ -53,30 +77,6 @@ def add_bias(logits: Tensor, sampling: Sequence[Sampling]) -> None:
         if wanted.logit_bias:
             ids, biases = zip(*wanted.logit_bias, strict=True)
             logits[row, list(ids)] += torch.tensor(biases)
-
-
-def draw(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform_: Tensor
-) -> Tensor:
-    """Draw from softmax(logits / temperature) cut to top_k (0 = off), then to top_p.
-
-    top_p keeps the most probable tokens up to and including the one that reaches it. All
-    parameters [samples].
-    """
-    scaled = logits / temperature[:, None].clamp_min(1e-6)
-    ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
-    place = torch.arange(logits.shape[-1], device=logits.device)
-    kept = (top_k[:, None] <= 0) | (place < top_k[:, None])
-    probs = torch.softmax(ordered.masked_fill(~kept, float("-inf")), dim=-1)
-    before = probs.cumsum(dim=-1) - probs
-    probs = probs.masked_fill((before >= top_p[:, None]) & (place > 0), 0.0)
-    cumulative = probs.cumsum(dim=-1)
-    # The first place whose cumulative probability exceeds the draw; never one of probability 0.
-    target = uniform_[:, None] * cumulative[:, -1:]
-    at = (cumulative <= target).sum(dim=-1, keepdim=True)
-    # Where an adapter overflows there is no distribution, only NaN: such a row takes the first.
-    last = ((probs > 0).sum(dim=-1, keepdim=True) - 1).clamp_min(0)
-    return ids.gather(-1, torch.minimum(at, last)).squeeze(-1)
 
 
 def with_logprobs(logits: Tensor, tokens: Tensor, top: int) -> StepOutput:

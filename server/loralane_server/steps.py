@@ -20,22 +20,27 @@ def in_step_order(parts: Sequence[Part]) -> list[Part]:
     return sorted(parts, key=lambda part: (part[1] > 1, not part[0].lane_pages))
 
 
+def sampled_rows(parts: Sequence[Part]) -> list[tuple[int, Row]]:
+    """Return the rows whose last token a step computes, each with its span: they are sampled."""
+    return [(i, row) for i, (row, n) in enumerate(parts) if n == row.pending]
+
+
 def build_step(parts: Sequence[Part]) -> StepInput:
-    """Lay the rows' tokens side by side. A row whose last token is computed is sampled.
+    """Lay the rows' tokens side by side.
 
     parts: in the order of `in_step_order` (see `StepInput`).
     """
-    tokens = [t for row, n in parts for t in row.tokens[row.computed : row.computed + n]]
+    tokens = [token for row, n in parts for token in row.inputs(n)]
     positions = [np.arange(row.computed, row.computed + n, dtype=np.int32) for row, n in parts]
     ends = np.cumsum([n for _, n in parts]) - 1
-    sampled = [i for i, (row, n) in enumerate(parts) if n == row.pending]
-    admissions = [parts[i][0].admission for i in sampled]
+    sampled = sampled_rows(parts)
+    admissions = [row.admission for _, row in sampled]
     wanted = [a.logprobs for a in admissions if a.logprobs is not None]
     return StepInput(
         tokens=np.array(tokens, dtype=np.int32),
         positions=np.concatenate(positions),
         spans=[row.span(n) for row, n in parts],
-        sample_at=ends[sampled].astype(np.int32),
+        sample_at=ends[[i for i, _ in sampled]].astype(np.int32),
         sampling=[a.sampling for a in admissions],
         top_logprobs=max(wanted) if wanted else None,
     )

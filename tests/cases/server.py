@@ -85,12 +85,13 @@ def _flags(key: str, value: Any, max_rank: int) -> list[str]:
         return [f"--lanes={value * pages * _LANE_PAGE}"]
     if key == "backend":
         return [f"--device={value.split('/')[0]}"]
+    if key == "tensor_parallel":
+        return ["--device=xla", f"--tensor-parallel={value}"]
     if key == "lora":
         return [] if value else ["--lanes=0"]
     simple = {
         "max_concurrent": "--max-rows",
         "queue": "--max-queue",
-        "tensor_parallel": "--tensor-parallel",
         "max_positions": "--max-model-len",
         "max_model_len": "--max-model-len",
         "lanes": "--lanes",

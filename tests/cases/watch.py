@@ -15,7 +15,7 @@ _QUANTITIES: Final = {
     "queued": ("loralane_requests_waiting",),
     "kv_used": ("loralane_pages", "loralane_pages_free"),
     "rows_used": ("loralane_rows", "loralane_rows_free"),
-    "compiled_graphs": ("loralane_compiled_graphs",),
+    "compiled_graphs": ("loralane_graphs_compiled_total",),
     "pool_lanes": ("loralane_lanes",),
     "pool_pages": ("loralane_pages",),
 }

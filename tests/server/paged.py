@@ -10,14 +10,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from loralane_server.adapters.pool import AdapterPool
 from loralane_server.adapters.reading.reader import LayerTensors
 from loralane_server.adapters.store.entries import AdapterSummary
-from loralane_server.device.seam import ENDS, Span, StepInput, StepOutput
+from loralane_server.device.seam import (
+    ENDS,
+    GraphCount,
+    Span,
+    StepInput,
+    StepOutput,
+    chosen_for,
+)
 from loralane_server.errors import AdapterNotFound, DeviceFailed, ShardError
 from loralane_server.inbox import promise
 from loralane_server.kv.pages import PAGE_TOKENS, PageTable
@@ -68,6 +75,8 @@ class PagedDevice:
         self.lanes: list[dict[int, int]] = [{} for _ in range(LAYERS)]
         #: Of every step, or part of one: its spans.
         self.steps: list[Sequence[Span]] = []
+        #: Tokens that it chose.
+        self.chosen = 0
         self.broken = False
         self.lost = False
 
@@ -92,6 +101,7 @@ class PagedDevice:
             sampled(last[at], sampling.seed, int(step.positions[at]) + 1)
             for at, sampling in zip(where, step.sampling, strict=True)
         ]
+        self.chosen += len(tokens)
         return StepOutput(np.array(tokens, dtype=np.int64))
 
     def write_lanes(
@@ -118,6 +128,75 @@ class PagedDevice:
     @staticmethod
     def _slot(span: Span, position: int) -> int:
         return int(span.pages[position // PAGE_TOKENS]) * PAGE_TOKENS + position % PAGE_TOKENS
+
+
+class LateDevice(PagedDevice):
+    """Does what it is told as late as it may: once somebody waits for it, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: deque[Callable[[], None]] = deque()
+
+    def write_lanes(self, *args: Any) -> None:
+        write = super().write_lanes
+        self.queue.append(lambda: write(*args))
+
+    def forget(self, pages: Sequence[int]) -> None:
+        forget = super().forget
+        self.queue.append(lambda: forget(pages))
+
+
+class LateRunner:
+    """Submits steps to a `LateDevice`, and writes down what it was asked: begin or fetch which."""
+
+    depth = 2
+    parts = 0
+    graphs = GraphCount()
+
+    def __init__(self, decoder: Any, device: LateDevice) -> None:
+        self._eager = EagerRunner[Any](decoder, device)
+        self._device = device
+        self._chosen: dict[int, int] = {}
+        self._count = 0
+        self.asked: list[tuple[str, int]] = []
+        self.refuses = False
+
+    def submit(self, step: StepInput) -> "LateStep":
+        if self.refuses:
+            raise RuntimeError("no such step")
+        late = LateStep(self, self._count)
+        self._count += 1
+        self.asked.append(("begin", late.number))
+        self._device.queue.append(lambda: late.done.append(self._compute(step)))
+        return late
+
+    def fetch(self, step: "LateStep") -> StepOutput:
+        self.asked.append(("fetch", step.number))
+        while not step.done:
+            self._device.queue.popleft()()
+        return step.done[0]
+
+    def begin(self, step: StepInput) -> Any:
+        raise NotImplementedError
+
+    def _compute(self, step: StepInput) -> StepOutput:
+        """Put in what the step before chose, by its spans; compute; note what this one chooses."""
+        tokens = [self._chosen[chosen_for(t)] if t < 0 else t for t in step.tokens.tolist()]
+        output = self._eager.submit(replace(step, tokens=np.array(tokens, np.int32))).fetch()
+        ends = np.cumsum([span.length for span in step.spans]) - 1
+        spans = np.searchsorted(ends, step.sample_at).tolist()
+        self._chosen = dict(zip(spans, output.tokens.tolist(), strict=True))
+        return output
+
+
+@dataclass
+class LateStep:
+    runner: LateRunner
+    number: int
+    done: list[StepOutput] = field(default_factory=list)
+
+    def fetch(self) -> StepOutput:
+        return self.runner.fetch(self)
 
 
 class PagedDecoder:
@@ -190,7 +269,7 @@ class HandedStore:
 
 
 class PagedShard:
-    """The real loop, turned by the test."""
+    """The real loop, turned by the test. `late`: on a `LateDevice`, one step ahead."""
 
     def __init__(
         self,
@@ -204,14 +283,17 @@ class PagedShard:
         doubling: int | None = None,
         digests: Sequence[str] = ("one", "two", "three"),
         clock: Callable[[], float] = time.perf_counter,
+        late: bool = False,
     ) -> None:
-        self.device = PagedDevice()
+        self.device = LateDevice() if late else PagedDevice()
         self.store = HandedStore(digests)
         self._calls: deque[Callable[[], None]] = deque()
         loop: Any = StepLoop
         decoder: Any = PagedDecoder(self.device)
+        runner = LateRunner if late else EagerRunner[Any]
+        self.runner: Any = runner(decoder, self.device)
         self.loop: StepLoop = loop(
-            EagerRunner[Any](decoder, self.device),
+            self.runner,
             self.device,
             self.store,
             pool=AdapterPool(lanes),
@@ -246,6 +328,11 @@ class PagedShard:
 
     def tokens(self, request_id: int) -> list[int]:
         return [token.id for event in self.rows.get(request_id, []) for token in event.tokens]
+
+    @property
+    def dropped(self) -> int:
+        """How many tokens were chosen and nobody was told."""
+        return self.device.chosen - sum(len(self.tokens(request_id)) for request_id in self.rows)
 
     def last(self, request_id: int) -> RowEvent | None:
         """What ended a row; None = nothing yet."""

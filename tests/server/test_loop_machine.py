@@ -5,6 +5,7 @@ them is small enough to foretell every token (see paged.py).
 """
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import pytest
@@ -39,15 +40,19 @@ class Asked:
     digest: str
     prompt: list[int]
     seed: int
+    #: Tokens at most.
+    more: int
+    stops: Collection[int]
     expected: list[int]
 
 
 class LoopMachine(RuleBasedStateMachine):
     """`seen` counts what happened, over all runs."""
 
-    def __init__(self, seen: Counter[str]) -> None:
+    def __init__(self, seen: Counter[str], *, late: bool) -> None:
         super().__init__()
         self.seen = seen
+        self.late = late
         self.asked: dict[int, Asked] = {}
         self.cancelled: set[int] = set()
         self.broken: set[str] = set()
@@ -59,6 +64,7 @@ class LoopMachine(RuleBasedStateMachine):
         doubling=st.sampled_from([None, 20, 200]),
     )
     def start(self, pages: int, step_tokens: int, prefix_cache: bool, doubling: int | None) -> None:
+        """`late`: the device computes late, and the loop is a step ahead of it."""
         self.seen["runs"] += 1
         self.length = pages * 16
         self.shard = PagedShard(
@@ -69,6 +75,7 @@ class LoopMachine(RuleBasedStateMachine):
             prefix_cache=prefix_cache,
             doubling=doubling,
             digests=DIGESTS,
+            late=self.late,
         )
 
     @rule(
@@ -76,13 +83,19 @@ class LoopMachine(RuleBasedStateMachine):
         prompt=prompts,
         more=st.integers(1, 80),
         seed=st.integers(0, 1),
+        stops=st.sampled_from([frozenset(), frozenset(), {7}, {1, 12, 30}]),
     )
-    def admit(self, digest: str, prompt: list[int], more: int, seed: int) -> None:
+    def admit(
+        self, digest: str, prompt: list[int], more: int, seed: int, stops: Collection[int]
+    ) -> None:
         request_id = len(self.asked)
         more = min(more, self.length - len(prompt))
         expected = continued(digest, prompt, more, seed)
-        self.asked[request_id] = Asked(digest, prompt, seed, expected)
-        admission = Admission(request_id, digest, prompt, more, sampling=Sampling(seed=seed))
+        end = next((i for i, token in enumerate(expected, 1) if token in stops), more)
+        self.asked[request_id] = Asked(digest, prompt, seed, more, stops, expected[:end])
+        admission = Admission(
+            request_id, digest, prompt, more, frozenset(stops), sampling=Sampling(seed=seed)
+        )
         self.shard.loop.admit(admission, self.shard.sink)
 
     @precondition(lambda self: self.running())
@@ -91,9 +104,9 @@ class LoopMachine(RuleBasedStateMachine):
         """Ask once more for what a row was asked for, with what it has generated so far."""
         asked_id = data.draw(st.sampled_from(self.running()))
         asked, had = self.asked[asked_id], self.shard.tokens(asked_id)
-        more = len(asked.expected) - len(had)
+        more = asked.more - len(had)
         prompt = asked.prompt + had
-        self.admit(asked.digest, prompt, more, asked.seed)
+        self.admit(asked.digest, prompt, more, asked.seed, asked.stops)
         assert self.asked[len(self.asked) - 1].expected == asked.expected[len(had) :]
 
     @rule(count=st.integers(1, 24))
@@ -144,13 +157,17 @@ class LoopMachine(RuleBasedStateMachine):
             assert told.capacity.rows_free == ROWS - running
 
     def teardown(self) -> None:
-        """All adapters arrive: then all rows end in as many turns as they have tokens, at most."""
+        """All adapters arrive: then all rows end in as many turns as they have tokens, at most.
+
+        One step ahead, there may be a turn beside each in which a step is only fetched.
+        """
         if not hasattr(self, "shard"):
             return
         for digest in list(self.shard.store.flights):
             self.shard.load(digest)
         self.shard.turn()
         most = sum(len(self.asked[i].prompt + self.asked[i].expected) for i in self.running())
+        most *= 1 + self.late
         turns = 0
         while self.running():
             assert turns <= most, "somebody waits for ever"
@@ -159,6 +176,7 @@ class LoopMachine(RuleBasedStateMachine):
         self.shard.turn()
         self.shard.loop.check()
         self.seen["stopped"] += self.shard.loop.preemptions
+        self.seen["dropped"] += self.shard.dropped
         for request_id, asked in self.asked.items():
             self.ended_well(request_id, asked)
         capacity = self.shard.events[-1].capacity
@@ -177,9 +195,12 @@ class LoopMachine(RuleBasedStateMachine):
         assert not any(cached[1:])
         assert cached[0] < len(asked.prompt)
         self.seen["cached"] += cached[0] > 0
-        if last.finish is Finish.LENGTH:
-            assert self.shard.tokens(request_id) == asked.expected
+        if last.finish in (Finish.LENGTH, Finish.STOP_TOKEN):
+            tokens = self.shard.tokens(request_id)
+            assert tokens == asked.expected
+            assert (last.finish is Finish.STOP_TOKEN) == (tokens[-1] in asked.stops)
             self.seen["whole"] += 1
+            self.seen["early"] += len(tokens) < asked.more
         elif last.finish is Finish.ERROR:
             assert isinstance(last.error, Overloaded) or asked.digest in self.broken
         else:
@@ -187,14 +208,15 @@ class LoopMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-def test_whatever_happens_in_any_order_nothing_is_lost_shared_or_kept_waiting() -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_whatever_happens_in_any_order_nothing_is_lost_shared_or_kept_waiting(late: bool) -> None:
     seen: Counter[str] = Counter()
 
     run_state_machine_as_test(
-        lambda: LoopMachine(seen),
+        lambda: LoopMachine(seen, late=late),
         settings=settings(max_examples=300, stateful_step_count=60, deadline=None),
     )
 
     assert seen["steps"] - seen["runs"] > 10_000
-    rare = ("stopped", "waves", "cached", "whole")
+    rare = ("stopped", "cached", "whole", "early", "dropped" if late else "waves")
     assert all(seen[event] > 10 for event in rare), seen

@@ -19,6 +19,7 @@ from loralane_server.device.xla.buckets import GraphKey, plan_buckets
 from loralane_server.device.xla.graphs import Graph, Graphs
 from loralane_server.device.xla.layout import layout_of
 from loralane_server.device.xla.mesh import Mesh
+from loralane_server.device.xla.tracing import CELL_BYTES
 from torch import Tensor
 from torch_xla.experimental.custom_kernel import ragged_paged_attention
 
@@ -54,7 +55,7 @@ class Row:
 class Pages:
     """KV pages of two layers, of which the second is used, and a graph for each shape."""
 
-    def __init__(self) -> None:
+    def __init__(self, cell_bytes: int = CELL_BYTES) -> None:
         self.graphs = Graphs()
         self.attention = XlaAttention(
             layers=2,
@@ -65,6 +66,7 @@ class Pages:
             device=torch_xla.device(),
             kernel=None,
             mesh=Mesh(),
+            cell_bytes=cell_bytes,
         )
         self.compiled: dict[GraphKey, Graph] = {}
 
@@ -92,7 +94,7 @@ class Pages:
             return [self.attention.attend(1, q, k, v, plan)]
 
         if key not in self.compiled:
-            updated = [self.attention.cells[1]]
+            updated = [self.attention.pages[1].cell]
             self.compiled[key] = self.graphs.compile(key.name, attend, inputs, updated=updated)
         out = self.compiled[key].run(inputs)[0].cpu()
         for row, n in parts:
@@ -171,18 +173,33 @@ def test_the_cpu_device_has_the_same_numbers() -> None:
 
 def test_pages_are_updated_in_place_and_no_other_layer_is_touched() -> None:
     pages = Pages()
+    own = pages.attention.pages[1]
     row = Row(40, [3, 5, 7], seed=8)
     pages.attend([(row, 20)])
-    handle = torch_xla._XLAC._unsafe_buffer_pointer(pages.attention.cells[1].tensor)
+    handle = torch_xla._XLAC._unsafe_buffer_pointer(own.cell.tensor)
 
     pages.attend([(row, 3)])
 
-    cells = pages.attention.cells
-    assert torch_xla._XLAC._unsafe_buffer_pointer(cells[1].tensor) == handle
-    assert not cells[0].tensor.cpu().any()
-    stored = cells[1].tensor.cpu()[row.pages[1]]  # [kv_heads, 2, page, head_dim]
+    assert torch_xla._XLAC._unsafe_buffer_pointer(own.cell.tensor) == handle
+    both = own.cell.tensor.cpu()
+    assert not both[: own.first].any()
+    stored = both[own.first + row.pages[1]]  # [kv_heads, 2, page, head_dim]
     torch.testing.assert_close(stored[:, 0, :7], row.k[16:23].transpose(0, 1))
     torch.testing.assert_close(stored[:, 1, :7], row.v[16:23].transpose(0, 1))
+
+
+def test_layers_share_a_cell_as_far_as_it_may_grow() -> None:
+    layer_bytes = (PAGES + 1) * KV_HEADS * 2 * PAGE * HEAD_DIM * 4
+
+    together, apart = Pages(2 * layer_bytes).attention, Pages(2 * layer_bytes - 1)
+
+    assert [(own.cell, own.first) for own in together.pages] == [
+        (together.cells[0], 0),
+        (together.cells[0], PAGES + 1),
+    ]
+    assert [own.first for own in apart.attention.pages] == [0, 0]
+    assert len(apart.attention.cells) == 2
+    check(apart, (Row(40, [3, 5, 7], seed=8), 20))
 
 
 class ReferenceKernel(Kernel):
@@ -208,7 +225,7 @@ class ReferenceKernel(Kernel):
 def test_the_kernel_is_told_the_same_step() -> None:
     """What the kernel is defined to compute from what it is given is plain attention."""
     attention = XlaAttention(
-        layers=1,
+        layers=2,
         pages=PAGES,
         kv_heads=KV_HEADS,
         head_dim=HEAD_DIM,
@@ -235,7 +252,7 @@ def test_the_kernel_is_told_the_same_step() -> None:
         q, k, v = (torch.nn.functional.pad(x, more) for x in (q, k, v))
 
         plan = plan_attention(key, layout.split(ints), kernel=True)
-        out = attention.attend(0, q, k, v, plan).cpu()[: len(where)]
+        out = attention.attend(1, q, k, v, plan).cpu()[: len(where)]
 
         expected = torch.stack([row.expected(at) for row, at in where])
         torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)

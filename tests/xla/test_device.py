@@ -16,7 +16,7 @@ from loralane_server.device.xla.buckets import GraphKey, plan_buckets
 from loralane_server.device.xla.device import XlaDevice
 from loralane_server.device.xla.graphs import Graph, Graphs
 from loralane_server.device.xla.layout import rows_of_samples
-from loralane_server.errors import AdapterIncompatible
+from loralane_server.errors import AdapterIncompatible, DeviceFailed
 from loralane_server.kv.pages import PAGE_TOKENS
 from loralane_server.model.decoder import Decoder
 from loralane_server.model.spec import read_model_spec
@@ -202,6 +202,13 @@ def test_what_is_not_in_lanes_is_refused_and_writes_nothing(both: Both) -> None:
 
     after = [cell.tensor.cpu() for cell in both.xla.lane_cells(both_key())]
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_a_write_that_fails_leaves_a_device_that_is_not_to_be_trusted(both: Both) -> None:
+    misshapen = TargetTensors(torch.ones(1, 7), torch.ones(1, 256))
+
+    with pytest.raises(DeviceFailed, match="lanes"):
+        both.xla.write_lanes(0, (LANES // LANE_PAGE - 1,), {"q_proj": misshapen}, {})
 
 
 def both_key() -> GraphKey:

@@ -1,5 +1,6 @@
 """Compiled graphs: right, in place, and never compiled again."""
 
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -96,6 +97,22 @@ def test_updated_cells_stay_where_they_are_in_memory(cached: bool) -> None:
 
     assert pointers(memory.cells) == before
     assert len(set(before)) == 40
+
+
+def test_donated_memory_has_a_name_until_the_run_is_long_done() -> None:
+    """Who lets go of it waits for the run: then no host work would overlap the device's."""
+    memory = Memory(cells=2)
+    inputs = [put(torch.ones(2, 8)), put(torch.tensor([1, 2]))]
+    graph = Graphs(cached=True).compile("step", memory.step, inputs, updated=memory.cells)
+    donated = weakref.ref(memory.cells[0].tensor)
+
+    kept = []
+    for _ in range(40):
+        graph.run(inputs)
+        kept.append(donated() is not None)
+
+    assert all(kept[:8])
+    assert not any(kept[30:])
 
 
 @pytest.mark.parametrize("cached", CACHED)
@@ -223,3 +240,22 @@ def test_a_name_is_taken_once() -> None:
 
     with pytest.raises(ValueError, match="compiled already"):
         graphs.compile("more", lambda x: [x + 1], [put(torch.ones(2))])
+
+
+@pytest.mark.parametrize("how", ["reads", "updates"])
+def test_a_graph_that_touches_what_only_another_declared_is_refused(how: str) -> None:
+    own, foreign = Cell(put(torch.ones(4))), Cell(put(torch.ones(4)))
+    graphs = Graphs(cached=True)
+
+    def update(x: Tensor) -> list[Tensor]:
+        foreign.tensor.add_(x)
+        return [x * 2]
+
+    def stray(x: Tensor) -> list[Tensor]:
+        own.tensor.add_(foreign.tensor if how == "reads" else x)
+        return [x * 3] if how == "reads" else update(x)
+
+    graphs.compile("updates", update, [put(torch.ones(4))], updated=[foreign])
+
+    with pytest.raises(ValueError, match="touches a cell that it does not declare"):
+        graphs.compile("strays", stray, [put(torch.ones(4))], updated=[own])

@@ -7,7 +7,7 @@ from loralane_server.adapters.lanes import lora_delta
 from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.seam import GROUPS
 from loralane_server.device.xla.graphs import Graph, Graphs
-from loralane_server.device.xla.lanes import XlaLanes
+from loralane_server.device.xla.lanes import Part, XlaLanes
 from loralane_server.device.xla.layout import BASE, FREE
 from loralane_server.device.xla.mesh import Mesh
 from torch import Tensor
@@ -24,9 +24,11 @@ def ints(values: list[int]) -> Tensor:
 class Pool:
     """Random lanes on the device and on the host, and a graph for each group and window."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, together: bool = False) -> None:
         self.graphs = Graphs()
-        self.lanes = XlaLanes(LAYERS, SHAPES, WINDOWS, torch.float32, torch_xla.device(), Mesh())
+        self.lanes = XlaLanes(
+            LAYERS, SHAPES, WINDOWS, torch.float32, torch_xla.device(), Mesh(), together
+        )
         generator = torch.Generator().manual_seed(seed)
         self.a = {m: torch.randn(LANES, i, generator=generator) for m, (_, i) in SHAPES.items()}
         self.b = {m: torch.randn(LANES, o, generator=generator) for m, (o, _) in SHAPES.items()}
@@ -34,11 +36,11 @@ class Pool:
     def upload(self, layer: int) -> None:
         for segment in self.lanes.segments:
             own = slice(segment.begin * LANE_PAGE, segment.end * LANE_PAGE)
+            cells = segment.layers[layer]
             for group, modules in GROUPS.items():
-                columns = torch.cat([self.a[module][own] for module in modules]).T.contiguous()
-                segment.layers[layer].a[group].tensor = columns.to(torch_xla.device())
+                put(cells.a[group], torch.cat([self.a[module][own] for module in modules]).T)
             for module in SHAPES:
-                segment.layers[layer].b[module].tensor = self.b[module][own].to(torch_xla.device())
+                put(cells.b[module], self.b[module][own])
 
     def graph(self, tokens: int, layer: int, group: str, window: int) -> Graph:
         out, in_ = outs(group), SHAPES[GROUPS[group][0]][1]
@@ -69,6 +71,13 @@ class Pool:
         return y + torch.cat(deltas, dim=1)
 
 
+def put(part: Part, values: Tensor) -> None:
+    """Give a part of a cell these values."""
+    memory = part.cell.tensor.cpu()
+    memory[part.layer] = values
+    part.cell.tensor = memory.to(torch_xla.device())
+
+
 def outs(group: str) -> int:
     return sum(SHAPES[module][0] for module in GROUPS[group])
 
@@ -79,8 +88,11 @@ def run(graph: Graph, *inputs: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("window", WINDOWS)
-def test_each_token_gets_the_delta_of_its_own_adapter(group: str, window: int) -> None:
-    pool = Pool()
+@pytest.mark.parametrize("together", [False, True])
+def test_each_token_gets_the_delta_of_its_own_adapter(
+    group: str, window: int, together: bool
+) -> None:
+    pool = Pool(together=together)
     pool.upload(1)
     pages = window // LANE_PAGE
     page_owner = ints([0, 1, 0, *([FREE] * 4), 7][:pages])

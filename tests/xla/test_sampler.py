@@ -9,16 +9,17 @@ import torch_xla
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loralane_server import sampling
+from loralane_server.device.cpu_search import CpuSearch
 from loralane_server.device.seam import Sampling, Span, StepInput, StepOutput
+from loralane_server.device.xla.bisection import Bisection
 from loralane_server.device.xla.graphs import Graphs
 from loralane_server.device.xla.sampler import BIASES, Sampler
+from loralane_server.drawing import Search
 from torch import Tensor
 
 from tests.xla.compilations import Compilations
 
 ROWS, VOCAB = 4, 53
-#: Of a sum of so few numbers in float32, relatively.
-_ROUNDING = 3e-6
 
 
 class Shard:
@@ -46,8 +47,10 @@ class Shard:
         every = torch.full((padded, self.vocab), 3.0)
         every[torch.from_numpy(at).long()] = logits
         device = torch_xla.device()
-        greedy, placed = every.argmax(dim=-1).to(device), every.to(device)
-        return self.sampler.sample(greedy, placed, at, step(wanted, position, top))
+        greedy = torch.zeros(2 * ROWS, dtype=torch.int64)
+        greedy[:padded] = every.argmax(dim=-1)
+        asked = step(wanted, position, top)
+        return self.sampler.choose(greedy.to(device), every.to(device), at, asked).fetch()
 
 
 def step(wanted: Sequence[Sampling], position: int, top: int | None) -> StepInput:
@@ -72,51 +75,27 @@ def reference(
     return sampling.with_logprobs(logits, tokens, top)
 
 
-def draws_within_rounding(logits: Tensor, asked: Sampling, position: int) -> set[int]:
-    """What the host draws where sums of probabilities may differ in their last bits.
-
-    Two devices add them up in another order, so a draw on the very edge between two tokens, or a
-    token on the edge of top_p, may fall to either side.
-    """
-    logits = logits[None].clone()
-    sampling.add_bias(logits, [asked])
-    if not asked.temperature:
-        return {int(logits.argmax())}
-    uniform = sampling.uniform(asked.seed, position)
-    nearly = (1 - _ROUNDING, 1.0, 1 + _ROUNDING)
-    return {
-        int(
-            sampling.draw(
-                logits,
-                torch.tensor([asked.temperature]),
-                torch.tensor([asked.top_k]),
-                torch.tensor([asked.top_p * cut]),
-                torch.tensor([uniform * draw]),
-            )
-        )
-        for cut in nearly
-        for draw in nearly
-    }
-
-
 @pytest.fixture(scope="module")
 def shard() -> Shard:
     return Shard()
 
 
 #: Few different values, so that ties are common; what an adapter that overflows may give.
-_VALUES = st.sampled_from([-2.5, -1.0, 0.0, 0.25, 1.0, 4.0, 30.0, 1e30, float("-inf")])
+_VALUES = st.sampled_from(
+    [-2.5, -1.0, -1e-40, -0.0, 0.0, 1e-40, 1e-38, 0.25, 1.0, 4.0, 30.0, 1e30, float("-inf")]
+)
 _STRANGE = st.sampled_from([float("nan"), float("inf"), float("-inf"), 0.0, 5.0])
 _LOGITS = st.one_of(
     st.lists(_VALUES, min_size=VOCAB, max_size=VOCAB),
     st.lists(_STRANGE, min_size=VOCAB, max_size=VOCAB),
+    st.lists(st.floats(width=32, allow_nan=False), min_size=VOCAB, max_size=VOCAB),
 )
 _BIAS = st.dictionaries(
     st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -1.0, 0.5, 100.0]), max_size=5
 )
 _WANTED = st.builds(
     Sampling,
-    temperature=st.sampled_from([0.0, 1e-9, 1e-3, 0.7, 1.0, 5.0]),
+    temperature=st.sampled_from([0.0, 1e-9, 1e-3, 0.7, 1.0, 5.0, 1e9]),
     top_k=st.sampled_from([0, 1, 2, 7, VOCAB, 10 * VOCAB, 2**31 - 1]),
     top_p=st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0]),
     seed=st.integers(0, 2**64 - 1),
@@ -134,8 +113,7 @@ def test_tokens_are_those_of_the_host(
 
     found = shard.sample(logits, wanted)
 
-    for i, token in enumerate(found.tokens.tolist()):
-        assert token in draws_within_rounding(logits[i], wanted[i], position=8 + i)
+    assert found.tokens.tolist() == reference(logits, wanted).tokens.tolist()
 
 
 def test_many_draws_from_smooth_logits_are_those_of_the_host() -> None:
@@ -149,6 +127,30 @@ def test_many_draws_from_smooth_logits_are_those_of_the_host() -> None:
     for position in range(100):
         found = shard.sample(logits, wanted, padded=2 * ROWS, position=position)
         assert found.tokens.tolist() == reference(logits, wanted, position).tokens.tolist()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_bisection_finds_what_a_search_on_the_host_does(cached: bool) -> None:
+    logits = torch.randn(3, 900, generator=torch.Generator().manual_seed(5))
+    logits[1] = logits[1].round()
+    logits[2, ::2] = float("-inf")
+    amounts = torch.arange(2700, dtype=torch.int32).view(3, 900) * (1 << 18)
+    count = torch.tensor([1, 450, 900])
+    inputs = [logits, amounts, count, count * (amounts.sum(dim=-1) // 900)]
+    placed = [tensor.to(torch_xla.device()) for tensor in inputs]
+
+    def search(by: Search, inputs: Sequence[Tensor]) -> list[Tensor]:
+        logits, amounts, count, wanted = inputs
+        return [
+            by.reached(logits, None, count),
+            by.reached(logits, amounts, wanted),
+            by.first(by.settled(amounts + 1), wanted),
+        ]
+
+    graph = Graphs(cached=cached).compile("search", lambda *x: search(Bisection(), x), placed)
+
+    for found, expected in zip(graph.run(placed), search(CpuSearch(), inputs), strict=True):
+        assert torch.equal(found.cpu(), expected)
 
 
 def test_rows_lie_anywhere_among_the_graphs_rows(shard: Shard) -> None:

@@ -50,7 +50,7 @@ def test_shardings_are_written_as_xla_reads_them(dim: int | None, written: str) 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_shard_is_exported_with_all_of_its_layers(tmp_path: Path) -> None:
     steps = (Step("decode", 16, 128), Step("decode", 16, 0), Step("decode", 16, None))
-    shard = Shard("one-b", "llama-3.2-1b", 1 * GIB, steps, (V6E,), writers=False)
+    shard = Shard("one-b", "llama-3.2-1b", 2 * GIB, steps, (V6E,), writers=False)
 
     with lowered_for_tpu(), torch.no_grad(), Placeholders():
         export_shard(tmp_path, shard)
@@ -59,8 +59,9 @@ def test_a_shard_is_exported_with_all_of_its_layers(tmp_path: Path) -> None:
     assert [g.name for g in (base, lora, none)] == [
         f"one-b.decode-16.{word}" for word in ("lanes-0", "lanes-128", "none")
     ]
-    assert (lora.layers, lora.kernels, len(lora.donated)) == (16, 16, 16)
-    assert sorted(lora.donated.values()) == list(range(16))
+    assert (lora.layers, lora.kernels) == (16, 16)
+    # Cells of 2 GiB: that is what pages take, and each layer has one more, for padding.
+    assert sorted(lora.donated.values()) == [0, 1]
     # Heads of 64 are stored as 128, so a token takes twice what it has.
     assert sum(lora.donated_bytes.values()) == 2 * GIB + 16 * 2 * 16 * 8 * 128 * 2
     assert lora.fetched == 16 * CONTEXT * 16 * 2 * 8 * 128 * 2

@@ -8,9 +8,11 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 from loralane_server.device.seam import GROUPS, TargetTensors
 from loralane_server.device.xla.graphs import Cell, Graphs
+from loralane_server.device.xla.host_writer import HostWriter
 from loralane_server.device.xla.lanes import XlaLanes
 from loralane_server.device.xla.mesh import Mesh
-from loralane_server.device.xla.writers import LaneWriter
+from loralane_server.device.xla.writers import GraphWriter, LaneWriter
+from torch import Tensor
 
 from tests.xla.compilations import Compilations
 from tests.xla.shapes import SHAPES
@@ -21,10 +23,12 @@ LAYERS = 3
 class Pool:
     """Lanes, a writer, and the same memory on the host."""
 
-    def __init__(self, *, slices: bool = False) -> None:
+    def __init__(self, *, graphs: bool, together: bool = False) -> None:
         device = torch_xla.device()
-        self.lanes = XlaLanes(LAYERS, SHAPES, (16, 80), torch.float32, device, Mesh())
-        self.writer = LaneWriter(self.lanes, torch.float32, device, slices=slices)
+        self.lanes = XlaLanes(LAYERS, SHAPES, (16, 80), torch.float32, device, Mesh(), together)
+        self.writer: LaneWriter = (
+            GraphWriter(self.lanes, torch.float32, device) if graphs else HostWriter(self.lanes)
+        )
         self.writer.compile(Graphs())
         self.a = [{m: torch.zeros(80, i) for m, (_, i) in SHAPES.items()} for _ in range(LAYERS)]
         self.b = [{m: torch.zeros(80, o) for m, (o, _) in SHAPES.items()} for _ in range(LAYERS)]
@@ -81,9 +85,13 @@ def adapter(
     }
 
 
-@pytest.fixture(params=[False, True], ids=["scatter", "slices"])
+@pytest.fixture(
+    params=[(True, False), (True, True), (False, False)],
+    ids=["graphs", "graphs-layers together", "host"],
+)
 def pool(request: pytest.FixtureRequest) -> Pool:
-    return Pool(slices=request.param)
+    graphs, together = request.param
+    return Pool(graphs=graphs, together=together)
 
 
 def test_lanes_arrive_in_the_pages_of_their_layer_and_nowhere_else(pool: Pool) -> None:
@@ -107,6 +115,37 @@ def test_lanes_that_an_adapter_does_not_fill_become_zero(pool: Pool) -> None:
 def test_what_has_another_dtype_is_cast(pool: Pool) -> None:
     pool.write(0, (5,), adapter(3, 1, dtype=torch.bfloat16))
 
+    pool.check()
+
+
+def test_a_by_columns_is_the_same(pool: Pool) -> None:
+    targets = adapter(11, 1)
+    turned = {m: TargetTensors(t.a.T.contiguous().T, t.b) for m, t in targets.items()}
+
+    pool.write(0, (4, 5), turned)
+    pool.write(1, (6, 1), turned)
+
+    pool.check()
+
+
+def test_a_graph_that_runs_reads_what_was_there_when_it_began(pool: Pool) -> None:
+    pool.write(0, (0,), adapter(8, 1))
+    part = pool.lanes.segments[0].layers[0].b["q_proj"]
+    factor = (torch.eye(512) * 0.5).to(torch_xla.device())
+
+    def slow(factor: Tensor) -> list[Tensor]:
+        for _ in range(40):  # some tens of milliseconds before the lanes are read
+            factor = factor @ factor + factor * 0.5
+        return [part.tensor + factor[0, 0]]
+
+    graph = Graphs().compile("slow", slow, [factor], read=[part.cell])
+    before = graph.run([factor])[0].cpu()
+
+    running = graph.run([factor])[0]
+    pool.write(0, (0,), adapter(8, 2))
+
+    assert torch.equal(running.cpu(), before)
+    assert not torch.equal(graph.run([factor])[0].cpu(), before)
     pool.check()
 
 

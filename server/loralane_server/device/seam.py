@@ -106,7 +106,7 @@ class StepInput:
     rows with an adapter before base rows. So each device finds its blocks without reordering.
     """
 
-    #: [tokens]
+    #: [tokens] ids; or, below zero, `chosen_for` a span of the step that was submitted before.
     tokens: Int32
     #: [tokens]
     positions: Int32
@@ -117,6 +117,14 @@ class StepInput:
     sampling: Sequence[Sampling]
     #: How many alternatives to report for each sample; None = no log-probabilities at all.
     top_logprobs: int | None = None
+
+
+def chosen_for(span: int) -> int:
+    """Return what stands for the token that the step before chooses for its span of that number.
+
+    Its own inverse: chosen_for(chosen_for(3)) == 3.
+    """
+    return -1 - span
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +193,25 @@ class StepInParts(Protocol):
         """
 
 
+class SubmittedStep(Protocol):
+    """A step that the device has computed, or will compute."""
+
+    def fetch(self) -> StepOutput:
+        """Wait for it and return what it chose; once, in the order in which steps were submitted.
+
+        Raises `DeviceFailed` and nothing else: what is wrong with a step alone, `submit` finds.
+        """
+
+
 class StepRunner(Protocol):
     """Runs steps of one model on one device. Touched only by the engine's thread."""
+
+    @property
+    def depth(self) -> int:
+        """How many steps may be submitted and not yet fetched; 1 = each is fetched at once.
+
+        More only where steps cannot be run in parts.
+        """
 
     @property
     def parts(self) -> int:
@@ -196,8 +221,11 @@ class StepRunner(Protocol):
     def graphs(self) -> GraphCount:
         """What it has compiled."""
 
-    def run(self, step: StepInput) -> StepOutput:
-        """Run a step; what it chose is on the host when this returns."""
+    def submit(self, step: StepInput) -> SubmittedStep:
+        """Begin a step. The device computes all steps and lane writes in the order of the calls.
+
+        If this raises, nothing has changed, or `DeviceFailed`.
+        """
 
     def begin(self, step: StepInput) -> StepInParts:
         """Prepare a step that is run in parts; only where there are any."""

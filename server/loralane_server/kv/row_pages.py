@@ -39,6 +39,7 @@ class RowPages:
         Returns whether that is a longer one than it had.
         """
         assert not row.begun
+        assert not row.awaited
         had = row.computed
         self.release(row)
         row.pages = self._cache.match(row.chain, row.tokens)
@@ -55,8 +56,12 @@ class RowPages:
         row.begun = True
 
     def keep(self, row: Row) -> None:
-        """Keep the pages that a row has filled for whoever has the same prefix."""
-        self._cache.keep(row.chain, row.tokens, row.pages, row.computed)
+        """Keep the pages that a row has filled, with tokens that are known, for whoever has them.
+
+        They may still be filled by a step under way: whoever finds them reads them in a later one.
+        """
+        computed = min(row.computed, len(row.tokens))
+        self._cache.keep(row.chain, row.tokens, row.pages, computed)
 
     def release(self, row: Row) -> None:
         """Take a row's pages: it ends, or begins anew."""
@@ -85,7 +90,7 @@ class RowPages:
 
 def claim_of(row: Row) -> Claim:
     """Return what a row asks of the next step."""
-    admission, tokens, pages = row.admission, len(row.tokens), len(row.pages)
+    admission, tokens, pages = row.admission, row.length, len(row.pages)
     # The last token that it generates is never computed.
     longest = len(admission.prompt) + admission.max_tokens - 1
     return Claim(
@@ -101,4 +106,4 @@ def claim_of(row: Row) -> Claim:
 
 def lacking(row: Row) -> int:
     """Return how many pages a row still has to take for the tokens that it has."""
-    return max(0, pages_for(len(row.tokens)) - len(row.pages))
+    return max(0, pages_for(row.length) - len(row.pages))

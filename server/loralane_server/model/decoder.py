@@ -8,10 +8,11 @@ Rows of different lengths and adapters lie side by side in `tokens`; only `devic
 `device.add_lora` know which token belongs to whom.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,16 +20,34 @@ from loralane_server.device.seam import BatchT, Device, LayerWeights, Linear
 from loralane_server.model.rope import rotate
 from loralane_server.model.spec import ModelSpec
 
+#: A layer's linears on the device, by group.
+Layer = Mapping[str, Linear]
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One layer's weights on the device."""
 
-    linears: Mapping[str, Linear]
-    input_norm: Tensor
-    post_norm: Tensor
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+class Norms:
+    """Norms of one size of all layers as one tensor: little ones apart would cost XLA's host more.
+
+    Added layer by layer on the host, then placed once.
+    """
+
+    def __init__(self) -> None:
+        self._added: list[Tensor] = []
+        self._placed: Tensor | None = None
+
+    def add(self, weight: Tensor) -> None:
+        """Take the next one, [size]; before `place`."""
+        self._added.append(weight)
+
+    def place(self, put: Callable[[Tensor], Tensor]) -> None:
+        """Bring them to the device, if there are any."""
+        if self._added:
+            self._placed = put(torch.stack(self._added))
+            self._added.clear()
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Return one of them; the last is -1."""
+        assert self._placed is not None
+        return self._placed[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +68,35 @@ class Decoder(Generic[BatchT]):
         self._spec = spec
         self._device = device
         self._layers: list[Layer] = []
+        #: Two of each layer, before attention and before the MLP, and the last.
+        self._norms = Norms()
+        #: Of each layer those of q and k, if the model has them.
+        self._head_norms = Norms()
         cos, sin = spec.rope.tables(max_len, spec.head_dim)
         self._cos, self._sin = device.put(cos), device.put(sin)
         self._embedding: Tensor | None = None
-        self._norm: Tensor | None = None
         self._head: Linear | None = None
 
     def set_ends(self, embedding: Tensor, norm: Tensor, head: Linear) -> None:
-        """Install the embedding [vocab, hidden], the last norm and the head."""
-        self._embedding, self._norm, self._head = embedding, norm, head
+        """Install the embedding [vocab, hidden], the last norm and the head, after all layers."""
+        self._embedding, self._head = embedding, head
+        self._norms.add(norm)
+        for norms in (self._norms, self._head_norms):
+            norms.place(self._device.put)
 
     def add_layer(self, weights: LayerWeights) -> None:
         """Install the next layer, packing its linears for the device."""
-        device = self._device
+        pack = self._device.pack
         self._layers.append(
-            Layer(
-                linears={
-                    name: device.pack(w, b, group=name) for name, (w, b) in weights.linears.items()
-                },
-                input_norm=device.put(weights.input_norm),
-                post_norm=device.put(weights.post_norm),
-                q_norm=None if weights.q_norm is None else device.put(weights.q_norm),
-                k_norm=None if weights.k_norm is None else device.put(weights.k_norm),
-            )
+            {name: pack(w, b, group=name) for name, (w, b) in weights.linears.items()}
         )
+        self._norms.add(weights.input_norm)
+        self._norms.add(weights.post_norm)
+        if self._spec.qk_norm:
+            assert weights.q_norm is not None
+            assert weights.k_norm is not None
+            self._head_norms.add(weights.q_norm)
+            self._head_norms.add(weights.k_norm)
 
     @property
     def layers(self) -> int:
@@ -96,46 +120,42 @@ class Decoder(Generic[BatchT]):
         """Run layers [first, last); `flow` is what layer `first` takes, and is left as it is."""
         x = flow.x
         for index in range(first, last):
-            layer = self._layers[index]
-            normed = self._rms(x, layer.input_norm)
-            x = x + self._attention(index, layer, normed, flow.cos, flow.sin, batch)
-            x = x + self._mlp(index, layer, self._rms(x, layer.post_norm), batch)
+            normed = self._rms(x, self._norms[2 * index])
+            x = x + self._attention(index, normed, flow.cos, flow.sin, batch)
+            x = x + self._mlp(index, self._rms(x, self._norms[2 * index + 1]), batch)
         return Flow(x, flow.cos, flow.sin)
 
     def finish(self, flow: Flow, batch: BatchT) -> Tensor:
         """End a step after its last layer; return logits as `logits` does."""
-        assert self._norm is not None
         assert self._head is not None
-        x = self._rms(self._device.samples_of(flow.x, batch), self._norm)
+        x = self._rms(self._device.samples_of(flow.x, batch), self._norms[-1])
         logits = self._head(x)
         self._device.adapt_logits(logits, x, batch)
         return logits
 
-    def _attention(
-        self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: BatchT
-    ) -> Tensor:
+    def _attention(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, batch: BatchT) -> Tensor:
         spec = self._spec
-        qkv = self._linear(index, layer, "qkv", x, batch)
+        qkv = self._linear(index, "qkv", x, batch)
         qkv = qkv.view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
         split = self._device.split
         qk, v = split(qkv, (spec.heads + spec.kv_heads, spec.kv_heads))
-        if layer.q_norm is None or layer.k_norm is None:
+        if spec.qk_norm:
+            q, k = split(qk, (spec.heads, spec.kv_heads))
+            q = rotate(self._rms(q, self._head_norms[2 * index]), cos, sin)
+            k = rotate(self._rms(k, self._head_norms[2 * index + 1]), cos, sin)
+        else:
             qk = rotate(qk, cos, sin)
             q, k = split(qk, (spec.heads, spec.kv_heads))
-        else:
-            q, k = split(qk, (spec.heads, spec.kv_heads))
-            q = rotate(self._rms(q, layer.q_norm), cos, sin)
-            k = rotate(self._rms(k, layer.k_norm), cos, sin)
         heads = self._device.attend(index, q, k, v, batch)
-        return self._linear(index, layer, "o", heads, batch)
+        return self._linear(index, "o", heads, batch)
 
-    def _mlp(self, index: int, layer: Layer, x: Tensor, batch: BatchT) -> Tensor:
-        both = self._linear(index, layer, "gate_up", x, batch)
+    def _mlp(self, index: int, x: Tensor, batch: BatchT) -> Tensor:
+        both = self._linear(index, "gate_up", x, batch)
         gate, up = self._device.split(both, (both.shape[1] // 2,) * 2)
-        return self._linear(index, layer, "down", F.silu(gate) * up, batch)
+        return self._linear(index, "down", F.silu(gate) * up, batch)
 
-    def _linear(self, index: int, layer: Layer, group: str, x: Tensor, batch: BatchT) -> Tensor:
-        y = layer.linears[group](x)
+    def _linear(self, index: int, group: str, x: Tensor, batch: BatchT) -> Tensor:
+        y = self._layers[index][group](x)
         self._device.add_lora(y, x, index, group, batch)
         return self._device.whole(y)
 

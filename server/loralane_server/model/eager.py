@@ -15,6 +15,11 @@ class EagerRunner(Generic[BatchT]):
         self._device = device
 
     @property
+    def depth(self) -> int:
+        """See `StepRunner.depth`: the host computes, so there is nothing to overlap."""
+        return 1
+
+    @property
     def parts(self) -> int:
         """See `StepRunner.parts`."""
         return self._decoder.layers
@@ -24,14 +29,25 @@ class EagerRunner(Generic[BatchT]):
         """See `StepRunner.graphs`."""
         return GraphCount()
 
-    def run(self, step: StepInput) -> StepOutput:
-        """See `StepRunner.run`."""
+    def submit(self, step: StepInput) -> "EagerStep":
+        """See `StepRunner.submit`: it is computed when this returns."""
         batch = self._device.batch(step)
-        return self._device.sample(self._decoder.logits(batch), batch)
+        return EagerStep(self._device.sample(self._decoder.logits(batch), batch))
 
     def begin(self, step: StepInput) -> "EagerParts[BatchT]":
         """See `StepRunner.begin`."""
         return EagerParts(self._decoder, self._device, step)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EagerStep:
+    """Implements `SubmittedStep`: what was chosen."""
+
+    output: StepOutput
+
+    def fetch(self) -> StepOutput:
+        """See `SubmittedStep.fetch`."""
+        return self.output
 
 
 @dataclass(slots=True, eq=False)

@@ -96,7 +96,7 @@ def load_decoder(
             decoder.add_layer(_read_layer(checkpoint, spec, index, dtype))
         table = (spec.vocab, spec.hidden)
         embedding = device.put(checkpoint.read("model.embed_tokens.weight", table, dtype))
-        norm = device.put(checkpoint.read("model.norm.weight", (spec.hidden,), dtype))
+        norm = checkpoint.read("model.norm.weight", (spec.hidden,), dtype)
         decoder.set_ends(embedding, norm, _head(checkpoint, spec, device, embedding))
         tied = ("lm_head.weight",) if spec.tied_head else ()
         checkpoint.refuse_unread(("rotary_emb.inv_freq", *tied))

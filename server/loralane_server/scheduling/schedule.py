@@ -74,14 +74,20 @@ class Schedule:
     def remove(self, row: Row) -> None:
         """Take a row out and its pages back."""
         self._rows.remove(row)
+        row.ended = True
         self._free(row)
 
-    def next_turn(self) -> Turn:
-        """Return what the next step computes; who has to be stopped for it, is."""
+    def next_turn(self, *, may_stop: bool = True) -> Turn:
+        """Return what the next step computes; who has to be stopped for it, is.
+
+        may_stop: whether rows may be; if one would have to be and may not, nothing is computed.
+        """
         while True:
             claims = [claim_of(row) for row in self._rows]
             plan = plan_rows(claims, self._step_tokens, self._pages.free, self._doubling)
             parts = [(row, n) for row, n in zip(self._rows, plan.counts, strict=True) if n]
+            if plan.stop is not None and not may_stop:
+                return Turn([], plan.held)
             if plan.stop is not None:
                 self._stop(self._rows[plan.stop])
             elif not self._find_more(row for row, _ in parts):
@@ -101,10 +107,14 @@ class Schedule:
             self._pages.cover(row, n)
 
     def advance(self, parts: Iterable[Part]) -> None:
-        """Note that rows have computed their parts."""
+        """Note that a step which computes these parts is done, or under way."""
         for row, n in parts:
             row.computed += n
             self._pages.keep(row)
+
+    def extend(self, row: Row) -> None:
+        """Note that a row knows one more of its tokens."""
+        self._pages.keep(row)
 
     def check(self) -> None:
         """Assert that every page belongs to the rows that say so."""

@@ -35,7 +35,7 @@ def parts_of(module: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a shard's device applies of an adapter beside LoRA on the layers' linears."""
+    """What a shard's device applies of an adapter beside LoRA on the layers' linears, and how."""
 
     #: What the device is called with --device.
     device: str = "cpu"
@@ -43,6 +43,8 @@ class Abilities:
     vectors: bool = True
     #: Anything at the embedding and the head.
     ends: bool = True
+    #: Whether it takes A [rank, in] fastest with the numbers of an input side by side in memory.
+    a_by_columns: bool = False
 
 
 @dataclass(frozen=True, slots=True)

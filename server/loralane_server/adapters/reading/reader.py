@@ -50,7 +50,8 @@ class ReadTimes:
 class LayerTensors:
     """One layer of one adapter, ready for the lanes: CPU tensors in the shard's dtype.
 
-    By module name; contiguous; nobody may write to them. Gain and shift are float32.
+    By module name; dense, A as `Abilities.a_by_columns` says, the others contiguous; nobody may
+    write to them. Gain and shift are float32.
     """
 
     #: `ENDS` for the embedding and the head.
@@ -170,7 +171,8 @@ class Reader:
                 b = Half(folded.b, f"{name}.lora_B")
                 gain = self._vector(folded.gain, f"{name}: its magnitudes")
                 shift = self._vector(folded.shift, f"{name}: its bias")
-            halves += [Half(own.a, f"{name}.lora_A"), b]
+            a = Half(own.a, f"{name}.lora_A", by_columns=self._abilities.a_by_columns)
+            halves += [a, b]
             vectors.append((gain, shift))
         copies = serve_together(halves, self._dtype, self._spares.room)
         pairs = zip(copies[::2], copies[1::2], vectors, strict=True)

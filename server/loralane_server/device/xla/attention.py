@@ -1,9 +1,12 @@
 """Paged attention in a traced step: plain operations, or the Pallas kernel on a TPU.
 
-Per layer there is one cell of KV pages, the last of them the dustbin (see layout.py):
+A layer's KV pages, the last of them the dustbin (see layout.py), are
 
     plain    [pages + 1, kv_heads, 2, page_tokens, head_dim]   K is 0, V is 1
     kernel   [pages + 1, page_tokens, 2 * kv_heads, padded head_dim]   K even, V odd
+
+and layers lie one behind the other in few cells: every cell that a step updates costs the host
+several microseconds. A layer finds its pages by adding where it begins to the step's page numbers.
 
 In the plain form queries come in blocks of adjacent tokens of one row; a decode step is blocks of
 one token. A page's keys of one head lie together, so what a block gathers is what it multiplies,
@@ -15,6 +18,7 @@ replaced, not added to.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final
 
 import torch
@@ -24,11 +28,11 @@ from torch.nn import functional as F
 
 from loralane_server.device.xla.buckets import GraphKey
 from loralane_server.device.xla.graphs import Cell
+from loralane_server.device.xla.kv_shape import kv_shape
 from loralane_server.device.xla.mesh import Mesh
+from loralane_server.device.xla.tracing import CELL_BYTES
 from loralane_server.kv.pages import PAGE_TOKENS
 
-#: The kernel wants heads in whole registers.
-_HEAD_LANES: Final = 128
 #: Bytes of a TPU core's vector memory that the kernel may use.
 _KERNEL_BYTES: Final = 96 << 20
 
@@ -144,6 +148,15 @@ def _blocks(
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerPages:
+    """Where a layer's KV pages are."""
+
+    cell: Cell
+    #: The first of them in the cell.
+    first: int
+
+
 class XlaAttention:
     """Owns the KV pages of all layers."""
 
@@ -158,43 +171,51 @@ class XlaAttention:
         device: torch.device,
         kernel: Kernel | None,
         mesh: Mesh,
+        cell_bytes: int = CELL_BYTES,
     ) -> None:
+        """`cell_bytes`: of a cell on one device at most, but for one that holds a single layer."""
         self._kernel = kernel
         self._mesh = mesh
         self._kv_heads = kv_heads
-        shape: tuple[int, ...] = (pages + 1, kv_heads, 2, PAGE_TOKENS, head_dim)
-        if kernel is not None:
-            padded = -(-head_dim // _HEAD_LANES) * _HEAD_LANES
-            shape = (pages + 1, PAGE_TOKENS, 2 * kv_heads, padded)
+        shape = kv_shape(pages + 1, kv_heads, head_dim, kernel=kernel is not None)
         heads = 1 if kernel is None else 2
-        #: By layer.
+        layer_bytes = prod(shape) * dtype.itemsize // mesh.devices
+        together = min(max(cell_bytes // layer_bytes, 1), layers)
         self.cells = [
-            Cell(mesh.place(torch.zeros(shape, dtype=dtype).to(device), heads))
-            for _ in range(layers)
+            Cell(
+                mesh.place(torch.zeros(held * shape[0], *shape[1:], dtype=dtype).to(device), heads)
+            )
+            for held in (min(together, layers - begin) for begin in range(0, layers, together))
+        ]
+        #: By layer.
+        self.pages = [
+            LayerPages(self.cells[layer // together], layer % together * shape[0])
+            for layer in range(layers)
         ]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
         """See `Device.attend`."""
-        cell = self.cells[layer]
+        own = self.pages[layer]
         if isinstance(plan, BlockPlan):
-            self._write(cell, k, v, plan)
-            return self._by_blocks(cell, q, plan)
-        return self._by_kernel(cell, q, k, v, plan)
+            self._write(own, k, v, plan)
+            return self._by_blocks(own, q, plan)
+        return self._by_kernel(own, q, k, v, plan)
 
-    def _write(self, cell: Cell, k: Tensor, v: Tensor, plan: BlockPlan) -> None:
+    def _write(self, own: LayerPages, k: Tensor, v: Tensor, plan: BlockPlan) -> None:
         heads, kinds = _count(self._kv_heads, k).long(), _count(2, k).long()
         at = (
-            plan.page[:, None, None],
+            _offset(plan.page, own.first)[:, None, None],
             heads[None, :, None],
             kinds[None, None, :],
             plan.place[:, None, None],
         )
-        cell.tensor.index_put_(at, torch.stack((k, v), dim=2))
+        own.cell.tensor.index_put_(at, torch.stack((k, v), dim=2))
 
-    def _by_blocks(self, cell: Cell, q: Tensor, plan: BlockPlan) -> Tensor:
+    def _by_blocks(self, own: LayerPages, q: Tensor, plan: BlockPlan) -> Tensor:
         heads, head_dim = q.shape[1:]
         blocks, size, kv_heads = plan.pages.shape[0], plan.visible.shape[2], self._kv_heads
-        keys, values = (self._gather(cell.tensor[:, :, kind], plan.pages) for kind in (0, 1))
+        pages, pool = _offset(plan.pages, own.first), own.cell.tensor
+        keys, values = (self._gather(pool[:, :, kind], pages) for kind in (0, 1))
         values = torch.where(plan.held, values, 0.0)
         if plan.queries is not None:
             q = q.index_select(0, plan.queries)
@@ -216,23 +237,33 @@ class XlaAttention:
         found = found.view(blocks, -1, self._kv_heads, PAGE_TOKENS, head_dim).transpose(1, 2)
         return found.reshape(blocks, self._kv_heads, -1, head_dim)
 
-    def _by_kernel(self, cell: Cell, q: Tensor, k: Tensor, v: Tensor, plan: KernelPlan) -> Tensor:
+    def _by_kernel(
+        self, own: LayerPages, q: Tensor, k: Tensor, v: Tensor, plan: KernelPlan
+    ) -> Tensor:
         assert self._kernel is not None
+        cell = own.cell
         head_dim = q.shape[-1]
         padding = cell.tensor.shape[-1] - head_dim
         if padding:
             q, k, v = (F.pad(x, (0, padding)) for x in (q, k, v))
         new = torch.stack((k, v), dim=2).flatten(1, 2)  # [T, 2 * kv_heads, padded head_dim]
         slots = cell.tensor.view(-1, *new.shape[1:])
-        slots.index_put_((plan.slots.long(),), new)
+        slots.index_put_((_offset(plan.slots, own.first * PAGE_TOKENS).long(),), new)
         kernel, scale = self._kernel, head_dim**-0.5
-        rows = (plan.pages, plan.lengths, plan.row_begins, plan.row_count)
+        rows = (_offset(plan.pages, own.first), plan.lengths, plan.row_begins, plan.row_count)
 
         def attend(q: Tensor, kv: Tensor, *rows: Tensor) -> Tensor:
             return kernel.attend(q, kv, KernelPlan(plan.slots, *rows), scale)
 
         out = self._mesh.apart(attend, (q, cell.tensor, *rows), (1, 2, None, None, None, None), 1)
         return out[..., :head_dim].flatten(1)
+
+
+def _offset(numbers: Tensor, by: int) -> Tensor:
+    """Add a constant of the graph; a Python number would become a parameter of its own."""
+    if not by:
+        return numbers
+    return numbers + torch.arange(by, by + 1, dtype=numbers.dtype, device=numbers.device)
 
 
 def _count(end: int, like: Tensor) -> Tensor:

@@ -30,8 +30,10 @@ _RUNGS: Final = 3
 _LEAST_PAGES: Final = 16
 _LEAST_TOKENS: Final = 32
 _LEAST_LANES: Final = 128
-#: Of one row's tokens: so many blocks of a mixed shape, each of a size between these.
+#: Of one row's tokens: so many blocks of the largest mixed shape, each of a size between the last
+#: two; blocks of the smaller shapes.
 _BLOCKS: Final = 8
+_SHORT: Final = 8
 _NARROW: Final = 16
 _WIDE: Final = 64
 #: Tokens in the blocks that a mixed shape has to spare, for rows that do not fill theirs, decoding
@@ -169,8 +171,12 @@ def _mixed_shapes(most: int, max_rows: int, kernel: bool) -> tuple[MixedShape, .
     sizes = _ladder(most, _LEAST_TOKENS)
     if kernel:
         return tuple(map(MixedShape, sizes))
-    shapes = [_blocked(tokens, max_rows) for tokens in sizes]
-    largest = shapes[-1]
+    *smaller, largest_size = sizes
+    largest = _blocked(largest_size, max_rows)
+    # Few tokens are short prompts beside decoding rows: blocks for any of them, or such a step
+    # would be padded to the largest shape.
+    shapes = [MixedShape(t, _most_blocks(t, max_rows, _SHORT), _SHORT) for t in smaller]
+    shapes.append(largest)
     if largest.blocks < _most_blocks(most, max_rows, largest.block_tokens):
         shapes.append(MixedShape(most, _most_blocks(most, max_rows, _NARROW), _NARROW))
     return tuple(shapes)

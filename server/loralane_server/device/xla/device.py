@@ -15,11 +15,12 @@ from loralane_server.device.xla.attention import Kernel, XlaAttention, plan_atte
 from loralane_server.device.xla.batch import XlaBatch
 from loralane_server.device.xla.buckets import Buckets, GraphKey
 from loralane_server.device.xla.graphs import Cell, Graphs
+from loralane_server.device.xla.host_writer import HostWriter
 from loralane_server.device.xla.lanes import XlaLanes
 from loralane_server.device.xla.layout import Layout, layout_of
 from loralane_server.device.xla.mesh import CUT_BY_INPUTS, Mesh
-from loralane_server.device.xla.writers import LaneWriter
-from loralane_server.errors import AdapterIncompatible
+from loralane_server.device.xla.writers import GraphWriter, LaneWriter
+from loralane_server.errors import AdapterIncompatible, DeviceFailed
 from loralane_server.model.spec import ModelSpec
 
 
@@ -85,8 +86,12 @@ class XlaDevice:
         pages: int,
         tpu: bool,
         mesh: Mesh | None = None,
+        together: bool | None = None,
     ) -> None:
-        """`tpu`: compute as on a TPU, wherever this is traced (see tpu/); buckets to match."""
+        """`tpu`: compute as on a TPU, wherever this is traced (see tpu/); buckets to match.
+
+        `together`: whether layers share cells of lanes; None = as on what it computes as.
+        """
         self._device = torch_xla.device()
         self.mesh = mesh or Mesh()
         self._shapes = spec.linears()
@@ -105,9 +110,19 @@ class XlaDevice:
             mesh=self.mesh,
         )
         self._lanes = XlaLanes(
-            spec.layers, self._shapes, buckets.lanes, dtype, self._device, self.mesh
+            spec.layers,
+            self._shapes,
+            buckets.lanes,
+            dtype,
+            self._device,
+            self.mesh,
+            tpu if together is None else together,
         )
-        self._writer = LaneWriter(self._lanes, dtype, self._device, slices=tpu)
+        self._writer: LaneWriter = (
+            GraphWriter(self._lanes, dtype, self._device)
+            if tpu or self.mesh.devices > 1
+            else HostWriter(self._lanes)
+        )
 
     def pack(
         self,
@@ -214,10 +229,15 @@ class XlaDevice:
         """See `Device.write_lanes`. Raises `AdapterIncompatible` for what is not in lanes.
 
         Such adapters are refused before they are read; this is so that none is ever half applied.
+        Raises `DeviceFailed` too: a write that fails leaves lanes that nobody knows.
         """
         _refuse_beyond_lanes(layer, targets, tables)
-        if layer != ENDS:
+        if layer == ENDS:
+            return
+        try:
             self._writer.write(layer, lane_pages, targets)
+        except RuntimeError as exc:
+            raise DeviceFailed(f"the device failed while lanes were written: {exc}") from exc
 
     def forget(self, lane_pages: Sequence[int]) -> None:
         """See `Device.forget`: nothing is kept outside lanes."""

@@ -29,17 +29,17 @@ class DynamoGraph:
         cells: Sequence[Cell],
         updated: int,
     ) -> None:
-        """Compile by running once; the first `updated` cells are donated, and all are restored."""
+        """Compile by running once; the first `updated` cells are donated, and restored."""
         torch._dynamo.config.recompile_limit = _VARIANTS
         torch._dynamo.config.accumulated_recompile_limit = _VARIANTS
         self._fn = torch.compile(fn, backend="openxla", dynamic=False, fullgraph=True)
-        held = [cell.tensor.cpu() for cell in cells]
+        held = [cell.tensor.cpu() for cell in cells[:updated]]
         for place, cell in enumerate(cells):
             torch.ops.xla.dynamo_set_buffer_donor_(cell.tensor, place < updated)
         torch_xla.sync()
         self.run(inputs)
         xm.wait_device_ops()
-        for cell, tensor in zip(cells, held, strict=True):
+        for cell, tensor in zip(cells, held, strict=False):
             cell.tensor = tensor.to(torch_xla.device())
         torch_xla.sync()
 

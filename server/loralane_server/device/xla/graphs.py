@@ -10,9 +10,9 @@ backend of `torch.compile`: the same results, more host time (see dynamo_graph.p
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Final, Protocol
 
 import torch_xla
@@ -22,11 +22,13 @@ from torch import Tensor
 from loralane_server.device.xla.dynamo_graph import DynamoGraph
 from loralane_server.device.xla.mesh import Mesh
 from loralane_server.device.xla.tracing import Cell as Cell
-from loralane_server.device.xla.tracing import Input, Source, Trace, trace
+from loralane_server.device.xla.tracing import Input, Trace, trace
 
 _C = torch_xla._XLAC
 
-_TENSOR: Final = attrgetter("tensor")
+#: Runs of steps and lane writes that are surely done once as many more have begun: at most two
+#: steps are under way, and it does no harm to wait for a lane write.
+_KEPT: Final = 16
 
 _PRIVATE: Final = (
     "_check_tensor_need_materialization",
@@ -56,29 +58,33 @@ class Graph(Protocol):
 class CachedGraph:
     """A graph in torch_xla's cache, and who its parameters are."""
 
-    def __init__(self, traced: Trace, inputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self, traced: Trace, inputs: Sequence[Tensor], kept: deque[Sequence[Tensor]]
+    ) -> None:
+        """`kept`: see `Graphs`."""
         with _donations():
             self._hash = _C._get_graph_hash(list(traced.results))
             _C._xla_warm_up_cache(list(traced.results), [])
+        self._kept, sources = kept, traced.sources
         self._updated = tuple(traced.updated)
-        self._inputs = tuple(Cell(tensor) for tensor in inputs)
-        #: The parameters. Who takes hundreds of them in a step takes them all alike, from cells.
-        self._parameters = tuple(map(self._cell_of, traced.sources))
+        #: The arguments but for those that may differ from run to run.
+        self._arguments = [source if isinstance(source, Tensor) else None for source in sources]
+        self._cells = [(at, s) for at, s in enumerate(sources) if isinstance(s, Cell)]
+        self._inputs = [(at, s.place) for at, s in enumerate(sources) if isinstance(s, Input)]
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """See `Graph`."""
-        for cell, tensor in zip(self._inputs, inputs, strict=True):
-            cell.tensor = tensor
-        arguments = list(map(_TENSOR, self._parameters))
+        arguments = self._arguments.copy()
+        for at, place in self._inputs:
+            arguments[at] = inputs[place]
+        for at, cell in self._cells:
+            arguments[at] = cell.tensor
+        if self._updated:
+            self._kept.append([cell.tensor for cell in self._updated])
         results: list[Tensor] = _C._run_cached_graph(self._hash, arguments)
         for cell, tensor in zip(self._updated, results, strict=False):
             cell.tensor = tensor
         return results[len(self._updated) :]
-
-    def _cell_of(self, source: Source) -> Cell:
-        if isinstance(source, Input):
-            return self._inputs[source.place]
-        return source if isinstance(source, Cell) else Cell(source)
 
 
 class Graphs:
@@ -100,6 +106,11 @@ class Graphs:
         self._cached = all(hasattr(_C, name) for name in _PRIVATE) if cached is None else cached
         self._began = began
         self._graphs: dict[str, Graph] = {}
+        #: All that graphs declared so far, by identity.
+        self._cells: dict[int, Cell] = {}
+        #: What the last runs updated, as it was before them. Who lets go of memory that was donated
+        #: waits until the run is done: so nobody does before it is.
+        self._kept: deque[Sequence[Tensor]] = deque(maxlen=_KEPT)
         self._closed_at: int | None = None
 
     @property
@@ -127,7 +138,8 @@ class Graphs:
         updates all cells of `updated` in place, may read those of `read`, touches no other cell,
         leaves its inputs as they are, and returns tensors that it computed, each once. Whatever
         else it touches, weights say, becomes part of the graph. Raises `ValueError` if it does
-        otherwise, or if there is such a graph already.
+        otherwise (of the cells that it does not declare, if a graph before did), or if there is
+        such a graph already.
         """
         if name in self._graphs:
             raise ValueError(f"graph {name} is compiled already")
@@ -136,10 +148,13 @@ class Graphs:
         def everywhere(*inputs: Tensor) -> list[Tensor]:
             return [self._mesh.place(output) for output in fn(*inputs)]
 
+        own = {id(cell): cell for cell in (*updated, *read)}
+        others = [cell for known, cell in self._cells.items() if known not in own]
+        self._cells |= own
         graph: Graph
         if self._cached:
-            with trace(everywhere, inputs, updated=updated, read=read) as traced:
-                graph = CachedGraph(traced, inputs)
+            with trace(everywhere, inputs, updated=updated, read=read, others=others) as traced:
+                graph = CachedGraph(traced, inputs, self._kept)
         else:
             graph = DynamoGraph(everywhere, inputs, [*updated, *read], len(updated))
         self._graphs[name] = graph

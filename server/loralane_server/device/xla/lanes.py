@@ -1,11 +1,13 @@
 """The adapter pool's memory on XLA, and the LoRA arithmetic of a traced step.
 
 The pool is cut into *segments* at the window sizes that graphs are compiled for, so a graph reads
-the segments of its window whole: a slice of a larger tensor would be copied in every step. By
-segment and layer:
+the segments of its window whole. By segment, for one layer or for several together:
 
-    a   by group    [in, linears * lanes]   each linear's lanes side by side: one shrink
-    b   by linear   [lanes, out]
+    a   by group    [layers, in, linears * lanes]   each linear's lanes side by side: one shrink
+    b   by linear   [layers, lanes, out]
+
+A TPU multiplies by a layer's slice where it lies, so there layers are together and a step hands
+over few tensors. XLA:CPU would copy the slice in every step, so there each layer has its own.
 
 A's lanes are columns because XLA:CPU multiplies by [in, out] five times faster than by [out, in]
 (bench/XLA.md). Every lane of the window is multiplied and those of others are masked: a dense
@@ -25,9 +27,24 @@ from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.seam import GROUPS
 from loralane_server.device.xla.graphs import Cell
 from loralane_server.device.xla.mesh import CUT_BY_INPUTS, Mesh
+from loralane_server.device.xla.tracing import CELL_BYTES
 
 #: For each segment of the window: whether the token owns the lane, [tokens, lanes] bool.
 Masks = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One layer's part of a cell [layers, rows, columns]."""
+
+    cell: Cell
+    #: Its place among the cell's layers.
+    layer: int
+
+    @property
+    def tensor(self) -> Tensor:
+        """What it holds, [rows, columns]."""
+        return self.cell.tensor[self.layer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +52,16 @@ class LayerCells:
     """One layer's part of a segment."""
 
     #: By group, [in, linears * lanes].
-    a: Mapping[str, Cell]
+    a: Mapping[str, Part]
     #: By linear, [lanes, out].
-    b: Mapping[str, Cell]
+    b: Mapping[str, Part]
+    #: Which of the cells' layers it is.
+    layer: int
 
     @property
     def cells(self) -> list[Cell]:
         """All of them, A before B."""
-        return [*self.a.values(), *self.b.values()]
+        return [part.cell for part in (*self.a.values(), *self.b.values())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +89,25 @@ class XlaLanes:
         dtype: torch.dtype,
         device: torch.device,
         mesh: Mesh,
+        together: bool = False,
     ) -> None:
-        """`shapes`: (out, in) by linear; `windows`: lanes, ascending, the last holds the pool."""
+        """`shapes`: (out, in) by linear; `windows`: lanes, ascending, the last holds the pool.
+
+        `together`: whether layers share cells, as many as one may hold.
+        """
         ends = sorted({window // LANE_PAGE for window in windows} | {0})
         self.shapes = shapes
         self._mesh = mesh
-        self.segments = tuple(
-            Segment(
-                begin,
-                end,
-                [
-                    _layer(shapes, (end - begin) * LANE_PAGE, dtype, device, mesh)
-                    for _ in range(layers)
-                ],
-            )
-            for begin, end in pairwise(ends)
-        )
+
+        def segment(begin: int, end: int) -> Segment:
+            lanes = (end - begin) * LANE_PAGE
+            held = _held(layers, lanes, shapes, dtype) if together else 1
+            stacks = [
+                _stack(held, shapes, lanes, dtype, device, mesh) for _ in range(0, layers, held)
+            ]
+            return Segment(begin, end, [layer for stack in stacks for layer in stack])
+
+        self.segments = tuple(segment(begin, end) for begin, end in pairwise(ends))
 
     def cells(self, window: int) -> list[Cell]:
         """Return the cells that a graph of this window reads."""
@@ -94,6 +116,7 @@ class XlaLanes:
             for segment in self.segments
             if segment.end * LANE_PAGE <= window
             for layer in segment.layers
+            if layer.layer == 0
             for cell in layer.cells
         ]
 
@@ -135,15 +158,32 @@ def _masked(shrunk: Tensor, mine: Tensor) -> Tensor:
     return shrunk.masked_fill(~mine, 0.0)
 
 
-def _layer(
+def _held(
+    layers: int,
+    lanes: int,
+    shapes: Mapping[str, tuple[int, int]],
+    dtype: torch.dtype,
+) -> int:
+    """Return how many layers a cell holds; as many in each, so that one writer serves them all."""
+    widest = max(len(modules) * shapes[modules[0]][1] for modules in GROUPS.values())
+    widest = max(widest, *(out for out, _ in shapes.values()))
+    most = max(CELL_BYTES // (widest * lanes * dtype.itemsize), 1)
+    return max(held for held in range(1, min(most, layers) + 1) if layers % held == 0)
+
+
+def _stack(
+    layers: int,
     shapes: Mapping[str, tuple[int, int]],
     lanes: int,
     dtype: torch.dtype,
     device: torch.device,
     mesh: Mesh,
-) -> LayerCells:
+) -> list[LayerCells]:
+    """Return layers that share their cells."""
+
     def cell(cut: int | None, *shape: int) -> Cell:
-        return Cell(mesh.place(torch.zeros(shape, dtype=dtype).to(device), cut))
+        memory = torch.zeros(layers, *shape, dtype=dtype).to(device)
+        return Cell(mesh.place(memory, None if cut is None else cut + 1))
 
     a, b = {}, {}
     for group, modules in GROUPS.items():
@@ -152,4 +192,13 @@ def _layer(
         a[group] = cell(0 if by_inputs else None, inside, len(modules) * lanes)
         for module in modules:
             b[module] = cell(None if by_inputs else 1, lanes, shapes[module][0])
-    return LayerCells(a, b)
+    return [layer_of(a, b, layer) for layer in range(layers)]
+
+
+def layer_of(a: Mapping[str, Cell], b: Mapping[str, Cell], layer: int) -> LayerCells:
+    """Return one layer of these cells."""
+    return LayerCells(
+        {group: Part(cell, layer) for group, cell in a.items()},
+        {module: Part(cell, layer) for module, cell in b.items()},
+        layer,
+    )

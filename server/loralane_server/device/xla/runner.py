@@ -4,15 +4,16 @@
     lay out    the step as one vector of int32, one transfer          layout.py
     run        the compiled forward graph; logits stay on the device  graphs.py
     sample     a graph of its own, only if a row asks for more than the likeliest token
-    fetch      the tokens
+    fetch      the tokens, when the next step is submitted            chosen.py
 
+The next step takes from the device what this one chose, so it need not wait for the host.
 What the host does in a step depends on its rows; nothing is done for each layer or adapter.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,9 +21,10 @@ import torch_xla
 from torch import Tensor
 from tqdm import tqdm
 
-from loralane_server.device.seam import GraphCount, StepInParts, StepInput, StepOutput
+from loralane_server.device.seam import GraphCount, StepInParts, StepInput
 from loralane_server.device.xla.batch import XlaBatch
 from loralane_server.device.xla.buckets import GraphKey
+from loralane_server.device.xla.chosen import Chosen, filled_in, padded
 from loralane_server.device.xla.device import XlaDevice
 from loralane_server.device.xla.graphs import Graph, Graphs
 from loralane_server.device.xla.layout import Layout, rows_of_samples
@@ -46,6 +48,8 @@ class XlaRunner:
 
     #: Steps are graphs, compiled as a whole.
     parts = 0
+    #: The host prepares a step while the device computes the one before.
+    depth = 2
 
     def __init__(self, decoder: Decoder[XlaBatch], device: XlaDevice, vocab: int) -> None:
         """`compile` before the first step."""
@@ -56,6 +60,8 @@ class XlaRunner:
         self._keys = device.buckets.declared()
         rows = sorted({key.rows for key in self._keys})
         self._sampler = Sampler(rows, vocab, torch_xla.device())
+        #: What the last step chose, as in `Chosen`.
+        self._tokens = device.put(torch.zeros(rows[-1], dtype=torch.int64))
 
     @property
     def graphs(self) -> GraphCount:
@@ -78,18 +84,21 @@ class XlaRunner:
         assert count.compiled == count.declared, f"{count.declared} graphs declared, not {count}"
         log.info("%d graphs compiled in %.1f s", count.compiled, time.perf_counter() - began)
 
-    def run(self, step: StepInput) -> StepOutput:
-        """See `StepRunner.run`. Raises `DeviceFailed`."""
+    def submit(self, step: StepInput) -> Chosen:
+        """See `StepRunner.submit`. Raises `DeviceFailed`."""
         forward = self._forwards[self._device.buckets.choose(step)]
         ints = torch.from_numpy(forward.layout.pack(step, self._device.dustbin))
         rows = rows_of_samples(step)
         try:
-            tokens, logits = forward.graph.run([self._device.put(ints)])
+            tokens, logits = forward.graph.run([self._device.put(ints), self._tokens])
             if _is_greedy(step):
-                return StepOutput(tokens.cpu().numpy()[rows])
-            return self._sampler.sample(tokens, logits, rows, step)
+                chosen = Chosen(tokens, rows)
+            else:
+                chosen = self._sampler.choose(tokens, logits, rows, step)
         except RuntimeError as exc:
             raise DeviceFailed(f"the device failed in a step: {exc}") from exc
+        self._tokens = chosen.tokens
+        return chosen
 
     def begin(self, step: StepInput) -> StepInParts:
         """See `StepRunner.begin`."""
@@ -101,19 +110,27 @@ class XlaRunner:
         forward = forward_of(self._decoder, device, key)
         ints = device.put(torch.zeros(layout.size, dtype=torch.int32))
         graph = self._graphs.compile(
-            key.name, forward, [ints], updated=device.kv_cells(), read=device.lane_cells(key)
+            key.name,
+            forward,
+            [ints, self._tokens],
+            updated=device.kv_cells(),
+            read=device.lane_cells(key),
         )
         return Forward(layout, graph)
 
 
 def forward_of(
     decoder: Decoder[XlaBatch], device: XlaDevice, key: GraphKey
-) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Return what the forward graph of a key computes from a step's vector; tpu/ exports it too."""
+) -> Callable[[Tensor, Tensor], Sequence[Tensor]]:
+    """Return what the forward graph of a key computes; tpu/ exports it too.
 
-    def forward(ints: Tensor) -> Sequence[Tensor]:
-        logits = decoder.logits(device.batch_of(key, ints)).float()
-        return [likeliest(logits), logits]
+    It takes a step's vector and what the step before chose, [rows of the shard] int64.
+    """
+
+    def forward(ints: Tensor, before: Tensor) -> Sequence[Tensor]:
+        batch = device.batch_of(key, ints)
+        logits = decoder.logits(replace(batch, tokens=filled_in(batch.tokens, before))).float()
+        return [padded(likeliest(logits), before.shape[0]), logits]
 
     return forward
 

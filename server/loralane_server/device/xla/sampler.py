@@ -2,11 +2,12 @@
 
     bias      adds logit_bias, so many entries a run, and takes the likeliest token anew
     draw      draws where a row has a temperature; the likeliest token elsewhere
+    cut       draws too, and cuts to top_k and top_p: run if any row of the step asks for that
     logprobs  of the chosen token, and of the likeliest `TOP`
 
 Each takes the logits [rows, vocab] where the forward graph left them. What rows ask for travels in
-one vector of float32 and one of int32, padded to the graph's rows; a padded row is greedy. The
-arithmetic is that of sampling.py, with the same draws, so a seed gives the same tokens here.
+one vector of float32 and one of int32, padded to the graph's rows; a padded row is greedy. Drawing
+is that of the CPU backend (drawing.py), with the same numbers, so a seed gives the same tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loralane_server import sampling
-from loralane_server.device.seam import Int32, StepInput, StepOutput
+from loralane_server.device.seam import Int32, StepInput
+from loralane_server.device.xla.bisection import Bisection
+from loralane_server.device.xla.chosen import Chosen, padded
 from loralane_server.device.xla.graphs import Graph, Graphs
+from loralane_server.drawing import Wanted, draw
+from loralane_server.sampling import asked, has_cuts
 
 #: Alternatives that are reported at most: as many as the wire allows.
 TOP: Final = 20
@@ -33,6 +37,7 @@ class RowGraphs:
 
     bias: Graph
     draw: Graph
+    cut: Graph
     logprobs: Graph
 
 
@@ -40,7 +45,10 @@ class Sampler:
     """Owns the sampling graphs of all row buckets; `compile` before the first step."""
 
     def __init__(self, rows: Sequence[int], vocab: int, device: torch.device) -> None:
-        """`rows`: of the logits of all forward graphs, each number once."""
+        """`rows`: of the logits of all forward graphs, each number once, ascending.
+
+        The last is the shard's: so many tokens every graph gives (see chosen.py).
+        """
         self._rows = tuple(rows)
         self._vocab = vocab
         self._device = device
@@ -49,51 +57,47 @@ class Sampler:
     @property
     def declared(self) -> int:
         """How many graphs `compile` makes."""
-        return 3 * len(self._rows)
+        return 4 * len(self._rows)
 
     def compile(self, graphs: Graphs) -> None:
         """Compile the graphs of every row bucket."""
         for rows in self._rows:
             self._graphs[rows] = self._compiled(graphs, rows)
 
-    def sample(self, greedy: Tensor, logits: Tensor, rows: Int32, step: StepInput) -> StepOutput:
-        """Choose the step's tokens.
+    def choose(self, greedy: Tensor, logits: Tensor, rows: Int32, step: StepInput) -> Chosen:
+        """Choose the step's tokens; does not wait for the device.
 
-        greedy [rows of the graph] is the likeliest token of each of logits [rows, vocab], both on
-        the device; rows [samples] says which of them is whose. Waits for the device.
+        greedy [rows of the shard] begins with the likeliest token of each of logits [rows of the
+        graph, vocab], both on the device; rows [samples] says which of them is whose.
         """
         graphs = self._graphs[logits.shape[0]]
         tokens = greedy
         for ids, biases in _bias_runs(step, rows, self._vocab):
             logits, tokens = graphs.bias.run([logits, self._put(ids), self._put(biases)])
         if any(wanted.temperature > 0 for wanted in step.sampling):
-            floats, ints = _draw_inputs(step, rows, logits.shape[0])
-            (tokens,) = graphs.draw.run([logits, self._put(floats), self._put(ints)])
+            wanted = map(self._put, _draw_inputs(step, rows, logits.shape[0]))
+            graph = graphs.cut if any(map(has_cuts, step.sampling)) else graphs.draw
+            (tokens,) = graph.run([logits, tokens, *wanted])
         if step.top_logprobs is None:
-            return StepOutput(tokens.cpu().numpy()[rows])
-        found = graphs.logprobs.run([logits, tokens])
-        chosen, values, ids_ = (part.cpu().numpy()[rows] for part in found)
-        of_rows = tokens.cpu().numpy()[rows]
-        if not step.top_logprobs:
-            return StepOutput(of_rows, chosen)
-        top = slice(0, step.top_logprobs)
-        return StepOutput(of_rows, chosen, ids_[:, top], values[:, top])
+            return Chosen(tokens, rows)
+        return Chosen(tokens, rows, graphs.logprobs.run([logits, tokens]), step.top_logprobs)
 
     def _put(self, values: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> Tensor:
         return torch.from_numpy(values).to(self._device)
 
     def _compiled(self, graphs: Graphs, rows: int) -> RowGraphs:
         logits = torch.zeros(rows, self._vocab).to(self._device)
-        tokens = torch.zeros(rows, dtype=torch.int64).to(self._device)
+        tokens = torch.zeros(self._rows[-1], dtype=torch.int64).to(self._device)
         entries = [np.zeros(BIASES, np.int32), np.zeros(BIASES, np.float32)]
-        wanted = [np.zeros(3 * rows, np.float32), np.zeros(rows, np.int32)]
+        wanted = [np.zeros(rows, np.float32), np.zeros(3 * rows, np.int32)]
 
         def graph(name: str, fn: "Callable[..., Sequence[Tensor]]", inputs: list[Tensor]) -> Graph:
             return graphs.compile(f"{name}-r{rows}", fn, inputs)
 
         return RowGraphs(
-            bias=graph("bias", biased, [logits, *map(self._put, entries)]),
-            draw=graph("draw", drawn, [logits, *map(self._put, wanted)]),
+            bias=graph("bias", biased(self._rows[-1]), [logits, *map(self._put, entries)]),
+            draw=graph("draw", drawn(cuts=False), [logits, tokens, *map(self._put, wanted)]),
+            cut=graph("cut", drawn(cuts=True), [logits, tokens, *map(self._put, wanted)]),
             logprobs=graph("logprobs", logprobs, [logits, tokens]),
         )
 
@@ -107,23 +111,33 @@ def likeliest(logits: Tensor) -> Tensor:
     return torch.where(nan.any(dim=-1), nan.int().argmax(dim=-1), logits.argmax(dim=-1))
 
 
-def biased(logits: Tensor, at: Tensor, biases: Tensor) -> list[Tensor]:
-    """Add biases [n] to logits [rows, vocab] at [n], counted through; also the likeliest tokens."""
-    changed = logits.flatten().index_add(0, at, biases).view(logits.shape)
-    return [changed, likeliest(changed)]
+def biased(most: int) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
+    """Return what adds biases; `most`: how many tokens it gives, padded."""
+
+    def logits_and_tokens(logits: Tensor, at: Tensor, biases: Tensor) -> list[Tensor]:
+        """Add biases [n] to logits [rows, vocab] at [n], counted through; then the likeliest."""
+        changed = logits.flatten().index_add(0, at, biases).view(logits.shape)
+        return [changed, padded(likeliest(changed), most)]
+
+    return logits_and_tokens
 
 
-def drawn(logits: Tensor, floats: Tensor, top_k: Tensor) -> list[Tensor]:
-    """Return each row's token; floats: temperature, top_p and draw of each row, in this order."""
-    temperature, top_p, uniform = floats.view(3, -1).unbind()
-    tokens = sampling.draw(logits, temperature, top_k, top_p, uniform)
-    draws = (temperature > 0) & ~logits.isnan().any(dim=-1)
-    return [torch.where(draws, tokens, likeliest(logits))]
+def drawn(*, cuts: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor], list[Tensor]]:
+    """Return what draws each row's token; `cuts`: whether any row asks for top_k or top_p."""
+
+    def tokens(logits: Tensor, likeliest: Tensor, scale: Tensor, ints: Tensor) -> list[Tensor]:
+        """Take `Wanted` as scale [rows], 0 where a row is greedy, and ints [3 * rows]."""
+        draws, greedy = scale > 0, likeliest[: scale.shape[0]]
+        wanted = Wanted(torch.where(draws, scale, 1.0), *ints.view(3, -1).unbind())
+        found = torch.where(draws, draw(logits, greedy, wanted, Bisection(), cuts=cuts), greedy)
+        return [padded(found, likeliest.shape[0])]
+
+    return tokens
 
 
 def logprobs(logits: Tensor, tokens: Tensor) -> list[Tensor]:
     """Return the tokens' log-probabilities [rows], and the likeliest `TOP`: values and ids."""
-    every = torch.log_softmax(logits, dim=-1)
+    every, tokens = torch.log_softmax(logits, dim=-1), tokens[: logits.shape[0]]
     values, ids = every.topk(min(TOP, logits.shape[-1]), dim=-1)
     return [every.gather(-1, tokens[:, None]).squeeze(-1), values, ids]
 
@@ -151,10 +165,8 @@ def _draw_inputs(
     step: StepInput, rows: Int32, padded: int
 ) -> tuple["np.ndarray[tuple[int], np.dtype[np.float32]]", Int32]:
     """Return what the rows ask for, as `drawn` takes it; other rows are greedy."""
-    floats, top_k = np.zeros((3, padded), np.float32), np.zeros(padded, np.int32)
+    scale, ints = np.zeros(padded, np.float32), np.zeros((3, padded), np.int32)
     for row, at, wanted in zip(rows, step.sample_at, step.sampling, strict=True):
         if wanted.temperature > 0:
-            draw = sampling.uniform(wanted.seed, int(step.positions[at]) + 1)
-            floats[:, row] = wanted.temperature, wanted.top_p, draw
-            top_k[row] = wanted.top_k
-    return floats.reshape(-1), top_k
+            scale[row], *ints[:, row] = asked(wanted, int(step.positions[at]) + 1)
+    return scale, ints.reshape(-1)

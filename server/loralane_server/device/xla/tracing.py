@@ -21,6 +21,8 @@ from torch import Tensor
 
 _C = torch_xla._XLAC
 
+#: Bytes of a cell on one device at most, where layers share it: what int32 can count.
+CELL_BYTES: Final = 1 << 31
 #: Orders of results that are tried; the second has always done.
 _ORDERS: Final = 8
 
@@ -65,15 +67,18 @@ def trace(
     *,
     updated: Sequence[Cell] = (),
     read: Sequence[Cell] = (),
+    others: Sequence[Cell] = (),
 ) -> Iterator[Trace]:
     """Trace `fn(*inputs)`; inside the block the cells' tensors stand for their new values.
 
-    `fn` updates every cell of `updated` in place, may read those of `read`, leaves its inputs as
-    they are, and returns tensors that it computed, each once; raises `ValueError` otherwise.
+    `fn` updates every cell of `updated` in place, may read those of `read`, touches none of
+    `others`, leaves its inputs as they are, and returns tensors that it computed, each once; raises
+    `ValueError` otherwise.
     """
     torch_xla.sync()
     xm.wait_device_ops()
     cells = [*updated, *read]
+    apart = _C._get_tensors_handle([cell.tensor for cell in others])
     sources = _by_handle(inputs, cells)
     with torch.inference_mode(False), torch.no_grad():
         held = [torch.clone(cell.tensor) for cell in cells]  # the same memory, another handle
@@ -82,7 +87,9 @@ def trace(
                 _C._set_buffer_donation(cell.tensor, True)
             outputs = list(fn(*inputs))
             _check_results([*(cell.tensor for cell in updated), *outputs], len(updated))
-            yield _in_order(updated, outputs, sources)
+            traced = _in_order(updated, outputs, sources)
+            _check_others(traced, others, apart)
+            yield traced
         finally:
             for cell, tensor in zip(cells, held, strict=True):
                 _C._set_buffer_donation(tensor, False)
@@ -119,6 +126,15 @@ def _by_handle(inputs: Sequence[Tensor], cells: Sequence[Cell]) -> dict[int, Sou
     if len(set(handles)) != len(handles):
         raise ValueError("two inputs or cells of a graph are the same device memory")
     return dict(zip(handles, sources, strict=True))
+
+
+def _check_others(traced: Trace, others: Sequence[Cell], apart: Sequence[int]) -> None:
+    """Check that no other cell, by its handle before, is a parameter, nor has a new value."""
+    kept = [source for source in traced.sources if isinstance(source, Tensor)]
+    read = set(_C._get_tensors_handle(kept)) & set(apart)
+    changed = _C._check_tensor_need_materialization([cell.tensor for cell in others])
+    if read or any(changed):
+        raise ValueError("a graph touches a cell that it does not declare")
 
 
 def _check_results(results: Sequence[Tensor], updated: int) -> None:

@@ -1,17 +1,16 @@
 """Lanes written in place, without compiling: one graph for all layers and pages of a segment.
 
 A write takes one lane page (8 lanes) of one layer: all its linears travel in one vector, padded
-with zeros, and which page it is is a number in another. So the same graph serves every rank and any
-subset of targets. It is compiled for cells that stand for a layer's; to write a layer they take its
-tensors and give them back.
+with zeros, and which layer and page it is are numbers in another. So the same graph serves every
+rank and any subset of targets. It is compiled for cells that stand for a layer's; to write a layer
+they take its tensors and give them back.
 
-How a page's columns of A are placed differs. XLA:CPU is slow at slices of columns, but fast at
-scattering rows of eight numbers, which is what they are in memory; a TPU is slow at scattering, and
-places a slice as it is (bench/XLA.md).
+Pages are placed as slices, which a TPU does in place. XLA:CPU copies the lanes of the layer within
+the graph, so where it can it does without one: see `host_writer.py`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 import torch_xla.core.xla_op_registry as registry
@@ -20,26 +19,41 @@ from torch import Tensor
 from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.seam import GROUPS, TargetTensors
 from loralane_server.device.xla.graphs import Cell, Graph, Graphs
-from loralane_server.device.xla.lanes import LayerCells, Segment, XlaLanes
+from loralane_server.device.xla.lanes import LayerCells, Segment, XlaLanes, layer_of
 
 _update_slice: Final = registry.register(
     "loralane_update_slice",
-    lambda memory, update, row, column: memory.dynamic_update_slice(
-        update, [row.reshape([]), column.reshape([])]
+    lambda memory, update, *begin: memory.dynamic_update_slice(
+        update, [one.reshape([]) for one in begin]
     ),
 )
 
 
-class LaneWriter:
+class LaneWriter(Protocol):
     """Fills lane pages. Compiled at warm-up; never afterwards."""
 
-    def __init__(
-        self, lanes: XlaLanes, dtype: torch.dtype, device: torch.device, *, slices: bool
+    @property
+    def declared(self) -> int:
+        """How many graphs `compile` makes."""
+
+    def compile(self, graphs: Graphs) -> None:
+        """Compile what writes will need."""
+
+    def write(
+        self, layer: int, lane_pages: Sequence[int], targets: Mapping[str, TargetTensors]
     ) -> None:
-        """`slices`: whether columns are placed as slices (a TPU) or scattered (a CPU)."""
+        """Fill lane pages of a layer, zeros where targets have no lanes; `Device.write_lanes`.
+
+        Raises `RuntimeError` if the device fails.
+        """
+
+
+class GraphWriter:
+    """Implements `LaneWriter` on any device and mesh."""
+
+    def __init__(self, lanes: XlaLanes, dtype: torch.dtype, device: torch.device) -> None:
         self._lanes = lanes
         self._device = device
-        self._slices = slices
         self._graphs: list[tuple[Graph, LayerCells]] = []
         numbers = LANE_PAGE * sum(map(sum, lanes.shapes.values()))
         #: The vector on the host: filled anew for every page, and copied by the transfer.
@@ -51,29 +65,31 @@ class LaneWriter:
             for group, modules in GROUPS.items()
             for module, part in zip(modules, a[group].split(LANE_PAGE, dim=1), strict=True)
         }
-        self._page = torch.zeros(1, dtype=torch.int32)
+        #: The layer among those of its cells, and the page.
+        self._where = torch.zeros(2, dtype=torch.int32)
 
     @property
     def declared(self) -> int:
-        """How many graphs `compile` makes."""
+        """See `LaneWriter.declared`: one for each segment."""
         return len(self._lanes.segments)
 
     def compile(self, graphs: Graphs) -> None:
-        """Compile a graph for each segment."""
+        """See `LaneWriter.compile`."""
         for segment in self._lanes.segments:
             self._graphs.append(self._compiled(graphs, segment))
 
     def write(
         self, layer: int, lane_pages: Sequence[int], targets: Mapping[str, TargetTensors]
     ) -> None:
-        """Fill lane pages of a layer, zeros where targets have no lanes; `Device.write_lanes`."""
+        """See `LaneWriter.write`."""
         for place, page in enumerate(lane_pages):
             self._stage(targets, place * LANE_PAGE)
             which = next(i for i, s in enumerate(self._lanes.segments) if page < s.end)
             segment = self._lanes.segments[which]
-            self._page[0] = page - segment.begin
+            cells = segment.layers[layer]
+            self._where[0], self._where[1] = cells.layer, page - segment.begin
             graph, stand_ins = self._graphs[which]
-            self._run(graph, stand_ins, segment.layers[layer])
+            self._run(graph, stand_ins, cells)
 
     def _stage(self, targets: Mapping[str, TargetTensors], first: int) -> None:
         """Lay out lanes [first, first + 8) of every target, cast and padded."""
@@ -91,44 +107,47 @@ class LaneWriter:
     def _run(self, graph: Graph, stand_ins: LayerCells, layer: LayerCells) -> None:
         for stand_in, cell in zip(stand_ins.cells, layer.cells, strict=True):
             stand_in.tensor = cell.tensor
-        graph.run([self._page.to(self._device), self._staged.to(self._device)])
+        graph.run([self._where.to(self._device), self._staged.to(self._device)])
         for stand_in, cell in zip(stand_ins.cells, layer.cells, strict=True):
             cell.tensor = stand_in.tensor
 
     def _compiled(self, graphs: Graphs, segment: Segment) -> tuple[Graph, LayerCells]:
         first = segment.layers[0]
-        cells = LayerCells(
-            {group: Cell(cell.tensor) for group, cell in first.a.items()},
-            {module: Cell(cell.tensor) for module, cell in first.b.items()},
+        cells = layer_of(
+            {group: Cell(part.cell.tensor) for group, part in first.a.items()},
+            {module: Cell(part.cell.tensor) for module, part in first.b.items()},
+            0,
         )
 
-        def write(page: Tensor, lanes: Tensor) -> list[Tensor]:
-            self._place(cells, segment.lanes, page * LANE_PAGE, lanes)
+        def write(where: Tensor, lanes: Tensor) -> list[Tensor]:
+            self._place(cells, segment.lanes, where[:1], where[1:] * LANE_PAGE, lanes)
             return []
 
         graph = graphs.compile(
             f"write-l{segment.begin * LANE_PAGE}-l{segment.end * LANE_PAGE}",
             write,
-            [self._page.to(self._device), self._staged.to(self._device)],
+            [self._where.to(self._device), self._staged.to(self._device)],
             updated=cells.cells,
         )
         for stand_in, cell in zip(cells.cells, first.cells, strict=True):
             cell.tensor = stand_in.tensor
         return graph, cells
 
-    def _place(self, cells: LayerCells, width: int, lane: Tensor, lanes: Tensor) -> None:
-        """Write one page's lanes, from number `lane` [1] on, to the cells of a layer."""
+    def _place(
+        self, cells: LayerCells, width: int, layer: Tensor, lane: Tensor, lanes: Tensor
+    ) -> None:
+        """Write one page's lanes, from number `lane` [1] on, to the cells of layer `layer` [1]."""
         a, b = _parts(lanes, self._lanes.shapes)
-        place_columns = _slice_columns if self._slices else _scatter_columns
-        for group, cell in cells.a.items():
-            place_columns(cell, a[group], lane, width)
-        for module, cell in cells.b.items():
-            if self._slices:
-                cell.tensor = _update_slice(cell.tensor, b[module], lane, torch.zeros_like(lane))
-            else:
-                cell.tensor.index_copy_(
-                    0, torch.arange(LANE_PAGE).to(lane.device) + lane, b[module]
-                )
+        none = torch.zeros_like(lane)
+
+        def put(cell: Cell, values: Tensor, row: Tensor, column: Tensor) -> None:
+            cell.tensor = _update_slice(cell.tensor, values[None], layer, row, column)
+
+        for group, to in cells.a.items():
+            for place, columns in enumerate(a[group].split(LANE_PAGE, dim=1)):
+                put(to.cell, columns, none, lane + place * width)
+        for module, to in cells.b.items():
+            put(to.cell, b[module], lane, none)
 
 
 def _parts(
@@ -147,20 +166,3 @@ def _parts(
         for group, modules in GROUPS.items()
     }
     return a, {module: take(LANE_PAGE, out) for module, (out, _) in shapes.items()}
-
-
-def _scatter_columns(cell: Cell, columns: Tensor, lane: Tensor, width: int) -> None:
-    """Write columns [in, linears * 8] to [in, linears * width], each eight from `lane` on.
-
-    The eight that a row of the memory gets for a linear are a row of the memory by eights.
-    """
-    rows, linears = columns.shape[0], columns.shape[1] // LANE_PAGE
-    first = torch.arange(rows * linears) * (width // LANE_PAGE)
-    at = first.to(lane.device) + lane // LANE_PAGE
-    cell.tensor.view(-1, LANE_PAGE).index_copy_(0, at, columns.view(-1, LANE_PAGE))
-
-
-def _slice_columns(cell: Cell, columns: Tensor, lane: Tensor, width: int) -> None:
-    """Do the same slice by slice."""
-    for place, part in enumerate(columns.split(LANE_PAGE, dim=1)):
-        cell.tensor = _update_slice(cell.tensor, part, torch.zeros_like(lane), lane + place * width)

@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from loralane_server.adapters.reading.factors import Factors, fold, row_norms, served
+from loralane_server.adapters.reading.factors import (
+    Factors,
+    Half,
+    fold,
+    row_norms,
+    serve_together,
+    served,
+)
 from loralane_server.errors import AdapterCorrupt
 from torch import Tensor
 
@@ -101,3 +108,17 @@ def test_factors_are_plain_without_biases_and_magnitudes() -> None:
     assert not widened.is_plain
     assert widened.magnitude is not None
     assert {widened.a.dtype, widened.b.dtype, widened.magnitude.dtype} == {torch.float32}
+
+
+@pytest.mark.parametrize("rank", [0, 1, 8, 19])
+def test_a_copy_by_columns_holds_the_same_and_lies_the_other_way_round(rank: int) -> None:
+    tensor, other = torch.randn(rank, 24).to(torch.float16), torch.randn(3, 5)
+
+    turned, straight = serve_together(
+        [Half(tensor, "a", by_columns=True), Half(other, "b", scale=2.0)], torch.float32
+    )
+
+    assert torch.equal(turned, tensor.float())
+    assert turned.T.is_contiguous()
+    assert torch.equal(straight, 2 * other)
+    assert straight.is_contiguous()

@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loralane_server.adapters.formats.base_shape import Abilities
 from loralane_server.adapters.formats.index import AdapterIndex, build_index
 from loralane_server.adapters.formats.spec import parse_spec
 from loralane_server.adapters.reading.load_files import LoadFiles
@@ -50,6 +51,22 @@ def test_a_layer_holds_a_and_the_scaled_transpose_of_b(tmp_path: Path) -> None:
     assert a.is_contiguous()
     assert b.is_contiguous()
     assert layer.nbytes == 4 * (4 * 64 + 4 * 64 + 4 * 64 + 4 * 32)
+
+
+def test_a_lies_by_columns_for_a_device_that_takes_it_so(tmp_path: Path) -> None:
+    folder = write(tmp_path, adapter_files(lora(rank=4), r=4, lora_alpha=10))
+    index, located = opened(folder)
+    abilities = Abilities("xla", a_by_columns=True)
+
+    layer = Reader(torch.float32, Reads(), abilities=abilities).read_layer(
+        index, LoadFiles(located.open_file), 0
+    )
+
+    target, same = layer.targets["q_proj"], read(folder).targets["q_proj"]
+    assert target.a.T.is_contiguous()
+    assert target.b.is_contiguous()
+    assert torch.equal(target.a, same.a)
+    assert torch.equal(target.b, same.b)
 
 
 def test_only_the_layers_own_bytes_are_read(tmp_path: Path) -> None:

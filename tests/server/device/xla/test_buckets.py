@@ -119,3 +119,11 @@ def test_a_shard_that_computes_single_tokens_only_needs_no_mixed_shape() -> None
 
     assert {key.kind for key in buckets.declared()} == {"decode"}
     assert buckets.choose(step_of([(np.int32(5), 1, (0,), ())])).rows == 1
+
+
+def test_a_short_prompt_beside_many_decoding_rows_is_not_padded_to_the_largest_shape() -> None:
+    buckets = planned(Limits(rows=32, length=512, lanes=512, step_tokens=512))
+
+    key = buckets.choose(step_of([*((9, 1, (i,), ()) for i in range(31)), (0, 60, range(4), ())]))
+
+    assert key.tokens == 128
