@@ -20,7 +20,7 @@ import uvicorn
 
 from loralane_router.config import RouterConfig
 from loralane_router.gateway.app import create_app
-from loralane_router.gateway.writes import GatheringProtocol
+from loralane_router.gateway.connections import GatheringProtocol
 from loralane_router.inference import InferenceServer
 from loralane_router.router import Router
 from loralane_router.shard_process import ShardEnded, ShardProcess

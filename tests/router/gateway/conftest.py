@@ -18,8 +18,8 @@ from loralane_router.adapters.facts import AdapterEntry, AdapterFacts, LoadTimes
 from loralane_router.config import RouterConfig
 from loralane_router.errors import RequestError, invalid
 from loralane_router.gateway.app import create_app
+from loralane_router.gateway.connections import GatheringProtocol
 from loralane_router.gateway.limits import Limits
-from loralane_router.gateway.writes import GatheringProtocol
 from loralane_router.metrics.counters import Metrics
 from loralane_router.requests import Delta, OutToken, TextRequest
 from loralane_router.router import ModelInfo

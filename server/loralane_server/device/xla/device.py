@@ -90,7 +90,8 @@ class XlaDevice:
     ) -> None:
         """`tpu`: compute as on a TPU, wherever this is traced (see tpu/); buckets to match.
 
-        `together`: whether layers share cells of lanes; None = as on what it computes as.
+        `together`: whether layers share cells of lanes; None = as on what it computes as. Only to
+        measure on a CPU what a TPU's layout costs the host (bench/xla_host.py).
         """
         self._device = torch_xla.device()
         self.mesh = mesh or Mesh()

@@ -5,7 +5,7 @@ from contextlib import closing
 from urllib.parse import urlsplit
 
 import pytest
-from loralane_router.gateway.writes import MOST_HEAD_BYTES, GatheringTransport
+from loralane_router.gateway.connections import MOST_HEAD_BYTES, GatheringTransport
 
 
 class Recording(asyncio.Transport):
