@@ -1,8 +1,9 @@
 """Compiled graphs: traced once, compiled once, then run without any Python of the model.
 
 A step of a traced model costs torch_xla some 0.3 ms of host time for each layer; running the graph
-that it left behind costs a few microseconds a layer, by how much is handed over (bench/XLA.md). So every graph that a shard will ever need is compiled
-before it is ready, with real arguments, and `Graph.run` does nothing but hand them over.
+that it left behind costs a few microseconds a layer, by how much is handed over (bench/XLA.md). So
+every graph that a shard will ever need is compiled before it is ready, with real arguments, and
+`Graph.run` does nothing but hand them over.
 
 Where this torch_xla lacks the names that this takes, graphs run through the public `openxla`
 backend of `torch.compile`: the same results, more host time (see dynamo_graph.py).
