@@ -4,10 +4,14 @@
 
 Host time is the processor time of the thread that runs a step, from the step's input to its tokens
 on the host: laying out, bringing it over, handing the graph its arguments, reading the tokens.
-Waiting for the device takes none. XLA has one thread, which leaves a core to the thread that is
-measured, as a TPU would. Models are so narrow that their weights and lanes stay in the caches: a
-device that shares them with the host would be measured otherwise. Rows decode. Each adapter has
-rank 8; rows use adapters from all over the pool, or none.
+Waiting for the device takes none, and the device has nothing to do: it takes the model's arguments,
+every weight and lane, and updates the KV pages, but computes one layer's attention instead of the
+model (`Idle`). XLA has one thread, which leaves a core to the thread that is measured, as a TPU
+would. Rows decode. Each adapter has rank 8; rows use adapters from all over the pool, or none.
+
+`--arithmetic` has the device compute the whole model, however narrow. XLA:CPU takes milliseconds
+for that, on the host's own processor: after such a pause the host's caches are cold, and the same
+work, down to copying a vector, takes two to three times as long.
 
 How many tensors a graph takes decides what its steps cost. So the pool is measured as it lies on a
 TPU, where layers share tensors, and as XLA:CPU itself has it, each layer apart (see lanes.py).
@@ -22,19 +26,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import torch
 from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.seam import Sampling, Span, StepInput, TargetTensors
 from loralane_server.device.xla import hardware
+from loralane_server.device.xla.batch import XlaBatch
 from loralane_server.device.xla.buckets import plan_buckets
 from loralane_server.device.xla.device import XlaDevice
-from loralane_server.device.xla.runner import XlaRunner
+from loralane_server.device.xla.runner import Model, XlaRunner
 from loralane_server.kv.pages import PAGE_TOKENS
 from loralane_server.model.spec import ModelSpec, read_model_spec
 from loralane_server.model.weights import load_decoder
+from torch import Tensor
 
 from bench.promises import Promise, at_most, conclude
 from bench.report import save
@@ -62,21 +68,57 @@ class Cost:
     whole: float
 
 
+class Placed(XlaDevice):
+    """A device that knows what was brought to it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.placed: list[Tensor] = []
+        super().__init__(*args, **kwargs)
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """See `XlaDevice.put`."""
+        self.placed.append(super().put(tensor))
+        return self.placed[-1]
+
+
+class Idle:
+    """A model that takes its arguments and does next to nothing with them."""
+
+    def __init__(self, spec: ModelSpec, device: Placed) -> None:
+        """`device`: with all weights, before anything else is brought there."""
+        self._spec, self._device, self._weights = spec, device, tuple(device.placed)
+
+    def logits(self, batch: XlaBatch) -> Tensor:
+        """Return logits [rows, vocab], of no meaning, that depend on every weight and lane."""
+        spec, rows = self._spec, batch.key.rows
+        lanes = [cell.tensor for cell in self._device.lane_cells(batch.key)]
+        touched = [memory.flatten()[:1] for memory in (*self._weights, *lanes)]
+        x = torch.cat(touched).sum() + sum(mask.float().sum() for mask in batch.lanes)
+        q, kv = (
+            x.expand(rows, heads, spec.head_dim) + batch.positions[:, None, None]
+            for heads in (spec.heads, spec.kv_heads)
+        )
+        attended = self._device.attend(0, q, kv, kv, batch)
+        return attended[:, :1] + batch.tokens[:, None] + torch.arange(spec.vocab, device=x.device)
+
+
 class Rig:
     """A tiny model on XLA, and steps of rows that decode."""
 
-    def __init__(self, folder: Path, layers: int, layout: Layout) -> None:
+    def __init__(self, folder: Path, layers: int, layout: Layout, *, arithmetic: bool) -> None:
         self._spec = spec = read_model_spec(save_tiny(folder, layers))
         max_len, pages = _PAGES_OF_A_ROW * PAGE_TOKENS, ROWS * _PAGES_OF_A_ROW
         # Steps of single tokens need no shapes for prompts, so there is less to compile.
         buckets = plan_buckets(
             max_rows=ROWS, step_tokens=1, max_len=max_len, lanes=max(_ADAPTERS) * LANE_PAGE
         )
-        self._device = XlaDevice(
+        self._device = Placed(
             spec, buckets, dtype=torch.float32, pages=pages, tpu=False, together=layout == "tpu"
         )
-        decoder = load_decoder(folder, spec, self._device, torch.float32, max_len)
-        self._runner = XlaRunner(decoder, self._device, spec.vocab)
+        model: Model = load_decoder(folder, spec, self._device, torch.float32, max_len)
+        if not arithmetic:
+            model = Idle(spec, self._device)
+        self._runner = XlaRunner(model, self._device, spec.vocab)
         self._runner.compile()
         self._resident = 0
 
@@ -132,11 +174,11 @@ def _step(start: int, lane_pages: Sequence[tuple[int, ...]]) -> StepInput:
     )
 
 
-def measure(layers: int, steps: int, layout: Layout) -> dict[str, Cost]:
+def measure(layers: int, steps: int, layout: Layout, *, arithmetic: bool) -> dict[str, Cost]:
     """Return what steps cost at one depth: of base rows, and of rows with adapters."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        rig = Rig(Path(folder), layers, layout)
+        rig = Rig(Path(folder), layers, layout, arithmetic=arithmetic)
         gc.collect()
         gc.freeze()  # as a shard does before it is ready
         for adapters in _ADAPTERS:
@@ -175,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for layout in args.layouts:
         found = {}
         for layers in map(int, args.layers.split(",")):
-            found[layers] = measure(layers, args.steps, layout)
+            found[layers] = measure(layers, args.steps, layout, arithmetic=args.arithmetic)
             name = f"{layout}, {layers} layers"
             for case, cost in found[layers].items():
                 line = f"{name:15}, {case:24} host {cost.host:.3f} ms, whole {cost.whole:.3f}"
@@ -190,6 +232,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.xla_host", allow_abbrev=False)
     parser.add_argument("--layers", default="4,12,32", help="depths, by commas")
     parser.add_argument("--layouts", nargs="+", choices=get_args(Layout), default=get_args(Layout))
+    parser.add_argument(
+        "--arithmetic", action="store_true", help="the device computes the whole model"
+    )
     parser.add_argument("--steps", type=int, default=300, help="of each case")
     parser.add_argument("--out", type=Path, default=Path("bench/results/xla_host.json"))
     return parser

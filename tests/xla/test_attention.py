@@ -74,7 +74,7 @@ class Pages:
         """Run one step of the rows: [tokens, heads * head_dim]."""
         step = step_of([(r.done, n, r.pages, ()) for r, n in parts])
         key = BUCKETS.choose(step)
-        layout = layout_of(key, False)
+        layout = layout_of(key, PAGES, False)
         where = [(row, at) for row, n in parts for at in range(row.done, row.done + n)]
         padding = torch.full((key.tokens - len(where), 1, HEAD_DIM), torch.nan)
         q, k, v = (
@@ -86,7 +86,7 @@ class Pages:
             )
             for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
         )
-        ints = torch.from_numpy(layout.pack(step, PAGES))
+        ints = torch.from_numpy(layout.pack(step))
         inputs = [tensor.to(torch_xla.device()) for tensor in (ints, q, k, v)]
 
         def attend(ints: Tensor, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
@@ -241,8 +241,8 @@ def test_the_kernel_is_told_the_same_step() -> None:
         parts = list(zip(rows, counts, strict=True))
         step = step_of([(r.done, n, r.pages, ()) for r, n in parts])
         key = buckets.choose(step)
-        layout = layout_of(key, True)
-        ints = torch.from_numpy(layout.pack(step, PAGES)).to(torch_xla.device())
+        layout = layout_of(key, PAGES, True)
+        ints = torch.from_numpy(layout.pack(step)).to(torch_xla.device())
         where = [(row, at) for row, n in parts for at in range(row.done, row.done + n)]
         q, k, v = (
             torch.stack([getattr(row, name)[at] for row, at in where]).to(torch_xla.device())

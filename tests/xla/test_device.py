@@ -93,7 +93,7 @@ class Both:
     def logits(self, step: StepInput) -> Tensor:
         """Run a step in the graph of its shape: [samples, vocab]."""
         key = self.xla.buckets.choose(step)
-        ints = torch.from_numpy(self.xla.layout(key).pack(step, self.xla.dustbin))
+        ints = torch.from_numpy(self.xla.layout(key).pack(step))
         inputs = [self.xla.put(ints)]
 
         def forward(ints: Tensor) -> list[Tensor]:

@@ -13,6 +13,7 @@ Without an attention kernel a mixed step is attended by blocks of adjacent token
 of which reads its row's pages for itself: few wide blocks for long prompts, or many narrow ones.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -109,13 +110,14 @@ class Buckets:
 
     def choose(self, step: StepInput) -> GraphKey:
         """Return the smallest shape that holds a step within the shard's limits."""
-        lengths = [span.length for span in step.spans]
-        pages = _least(self.pages, max(pages_for(s.start + s.length) for s in step.spans))
-        used = max((span.lane_pages[-1] + 1 for span in step.spans if span.lane_pages), default=0)
+        spans = step.spans
+        pages = _least(self.pages, pages_for(int(step.positions.max()) + 1))
+        used = max([span.lane_pages[-1] + 1 for span in spans if span.lane_pages], default=0)
         lanes = _least(self.lanes, used * LANE_PAGE)
-        if max(lengths) == 1:
-            rows = _least(self.rows, len(lengths))
+        if len(step.tokens) == len(spans):
+            rows = _least(self.rows, len(spans))
             return GraphKey("decode", rows, rows, pages, lanes)
+        lengths = [span.length for span in spans]
         shape = next(shape for shape in self.mixed if shape.holds(lengths))
         return self._mixed_key(shape, pages, lanes)
 
@@ -146,7 +148,7 @@ def plan_buckets(
 
 
 def _least(bounds: Sequence[int], wanted: int) -> int:
-    return next(bound for bound in bounds if bound >= wanted)
+    return bounds[bisect_left(bounds, wanted)]
 
 
 def _ladder(top: int, least: int) -> tuple[int, ...]:

@@ -171,12 +171,12 @@ class XlaDevice:
 
     def layout(self, key: GraphKey) -> Layout:
         """Return how the vector of a graph is laid out."""
-        return layout_of(key, self._tpu)
+        return layout_of(key, self.dustbin, self._tpu)
 
     def batch(self, step: StepInput) -> XlaBatch:
         """Bring a step's input to the device; `batch_of` is what graphs are traced with."""
         key = self.buckets.choose(step)
-        ints = torch.from_numpy(self.layout(key).pack(step, self.dustbin))
+        ints = torch.from_numpy(self.layout(key).pack(step))
         return self.batch_of(key, self.put(ints))
 
     def batch_of(self, key: GraphKey, ints: Tensor) -> XlaBatch:

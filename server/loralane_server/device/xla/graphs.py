@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
 
+import torch
 import torch_xla
 import torch_xla.debug.metrics as met
 from torch import Tensor
@@ -69,7 +70,7 @@ class CachedGraph:
         self._kept, sources = kept, traced.sources
         self._updated = tuple(traced.updated)
         #: The arguments but for those that may differ from run to run.
-        self._arguments = [source if isinstance(source, Tensor) else None for source in sources]
+        self._arguments = [_bare(s) if isinstance(s, Tensor) else None for s in sources]
         self._cells = [(at, s) for at, s in enumerate(sources) if isinstance(s, Cell)]
         self._inputs = [(at, s.place) for at, s in enumerate(sources) if isinstance(s, Input)]
 
@@ -160,6 +161,11 @@ class Graphs:
             graph = DynamoGraph(everywhere, inputs, [*updated, *read], len(updated))
         self._graphs[name] = graph
         return graph
+
+
+def _bare(tensor: Tensor) -> Tensor:
+    """Return a tensor without its wrapper, which each run would have to look through."""
+    return torch._from_functional_tensor(tensor) if torch._is_functional_tensor(tensor) else tensor
 
 
 def _compilations() -> int:

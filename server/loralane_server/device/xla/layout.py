@@ -42,7 +42,7 @@ import numpy as np
 from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.seam import Int32, StepInput
 from loralane_server.device.xla.buckets import GraphKey
-from loralane_server.kv.pages import PAGE_TOKENS
+from loralane_server.kv.pages import PAGE_TOKENS, pages_for
 
 #: No adapter; no owner in this step. They are different, so a base token matches no lane.
 BASE: Final = -1
@@ -57,60 +57,93 @@ class Field(NamedTuple):
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """Where everything is in the vector of one graph."""
 
     key: GraphKey
     fields: Mapping[str, Field]
-    #: Numbers in the vector.
-    size: int
+    #: The vector of a step without tokens: what `pack` leaves as it is, is harmless.
+    blank: Int32
+
+    @property
+    def size(self) -> int:
+        """Numbers in the vector."""
+        return len(self.blank)
 
     def split(self, ints: Any) -> dict[str, Any]:
         """Take a vector [size] apart, a numpy array or a tensor: views by name."""
         return {
-            name: ints[begin:end].reshape(shape)
+            name: ints[begin:end] if len(shape) == 1 else ints[begin:end].reshape(shape)
             for name, (begin, end, shape) in self.fields.items()
         }
 
-    def pack(self, step: StepInput, dustbin: int) -> Int32:
-        """Return the vector of a step that `key` holds; `dustbin` is the page for padding."""
-        ints = np.zeros(self.size, dtype=np.int32)
+    def pack(self, step: StepInput) -> Int32:
+        """Return the vector of a step that `key` holds."""
+        ints = self.blank.copy()
         part = self.split(ints)
-        lengths = np.array([span.length for span in step.spans], dtype=np.int32)
-        row = np.repeat(np.arange(len(lengths)), lengths)
-        _pack_tokens(part, step, row, dustbin)
+        rows = len(step.spans)
+        if self.key.kind == "decode":
+            # Half of what a step of few rows costs the host is here, so it is not laid out as if
+            # rows had any length.
+            ends = row = _up_to(rows)
+            lengths = part["lengths"][:rows]
+            np.add(step.positions, 1, out=lengths)
+        else:
+            counts = np.array([span.length for span in step.spans], dtype=np.int32)
+            row, ends = np.repeat(_up_to(rows), counts), counts.cumsum(dtype=np.int32) - 1
+            part["last_token"][:rows] = ends
+            lengths = part["lengths"][:rows]
+            np.add(step.positions[ends], 1, out=lengths)
+            if "block_row" in part:
+                _pack_blocks(part, counts, ends + 1 - counts, step.positions, self.key.block_tokens)
+        _pack_tokens(part, step, row, lengths)
         if self.key.lanes:
             _pack_lanes(part, step, row)
-        ends = lengths.cumsum()
-        begins = ends - lengths
-        if "last_token" in part:
-            part["last_token"][: len(ends)] = ends - 1
-        if "block_row" in part:
-            _pack_blocks(part, lengths, begins, step.positions, self.key.block_tokens)
         if "row_begins" in part:
-            part["row_begins"][1:] = len(step.tokens)
-            part["row_begins"][: len(begins)] = begins
-            part["row_count"][0] = len(lengths)
+            begins = part["row_begins"]
+            begins[1 : rows + 1] = ends + 1
+            begins[rows + 1 :] = len(step.tokens)
+            part["row_count"][0] = rows
         return ints
 
 
 @cache
-def layout_of(key: GraphKey, kernel: bool) -> Layout:
-    """Return the layout of a graph; `kernel`: whether its attention is the kernel's."""
+def layout_of(key: GraphKey, dustbin: int, kernel: bool) -> Layout:
+    """Return the layout of a graph.
+
+    `dustbin`: the page for what padding writes; `kernel`: whether attention is the kernel's.
+    """
     fields: dict[str, Field] = {}
     begin = 0
     for name, shape in _shapes(key, kernel).items():
         end = begin + prod(shape)
         fields[name] = Field(begin, end, shape)
         begin = end
-    return Layout(key, fields, begin)
+    padding = {
+        "pages": dustbin,
+        "slots": dustbin * PAGE_TOKENS,
+        "adapter_of": BASE,
+        "page_owner": FREE,
+    }
+    blank = np.zeros(begin, dtype=np.int32)
+    for name, field in fields.items():
+        blank[field.begin : field.end] = padding.get(name, 0)
+    return Layout(key, fields, blank)
 
 
 def rows_of_samples(step: StepInput) -> Int32:
     """Return which row of a graph's logits is whose sample: [samples]."""
+    if len(step.tokens) == len(step.spans):
+        return step.sample_at
     ends = np.cumsum([span.length for span in step.spans]) - 1
     return np.searchsorted(ends, step.sample_at).astype(np.int32)
+
+
+@cache
+def _up_to(end: int) -> Int32:
+    """Return 0 ... end - 1, not to be written to."""
+    return np.arange(end, dtype=np.int32)
 
 
 def _shapes(key: GraphKey, kernel: bool) -> dict[str, tuple[int, ...]]:
@@ -136,32 +169,25 @@ def _shapes(key: GraphKey, kernel: bool) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _pack_tokens(part: dict[str, Any], step: StepInput, row: Any, dustbin: int) -> None:
+def _pack_tokens(part: dict[str, Any], step: StepInput, row: Int32, lengths: Int32) -> None:
     count, positions = len(step.tokens), step.positions
     part["tokens"][:count] = step.tokens
     part["positions"][:count] = positions
-    pages, lengths = part["pages"], part["lengths"]
-    pages.fill(dustbin)
-    for i, span in enumerate(step.spans):
-        length = span.start + span.length
-        lengths[i] = length
-        used = -(-length // PAGE_TOKENS)
-        pages[i, :used] = span.pages[:used]
+    pages = part["pages"]
+    for own, span, length in zip(pages, step.spans, lengths.tolist(), strict=False):
+        used = pages_for(length)
+        own[:used] = span.pages[:used]
     place = positions // PAGE_TOKENS
-    slots = part["slots"]
-    slots[:count] = pages[row, place] * PAGE_TOKENS + positions - place * PAGE_TOKENS
-    slots[count:] = dustbin * PAGE_TOKENS
+    part["slots"][:count] = pages[row, place] * PAGE_TOKENS + positions - place * PAGE_TOKENS
 
 
-def _pack_lanes(part: dict[str, Any], step: StepInput, row: Any) -> None:
+def _pack_lanes(part: dict[str, Any], step: StepInput, row: Int32) -> None:
     owners = [span.lane_pages[0] if span.lane_pages else BASE for span in step.spans]
-    adapter_of, page_owner = part["adapter_of"], part["page_owner"]
-    adapter_of.fill(BASE)
-    adapter_of[: len(row)] = np.array(owners, dtype=np.int32)[row]
-    page_owner.fill(FREE)
-    for span in step.spans:
-        if span.lane_pages:
-            page_owner[list(span.lane_pages)] = span.lane_pages[0]
+    part["adapter_of"][: len(row)] = np.array(owners, dtype=np.int32)[row]
+    page_owner = part["page_owner"]
+    for lane_pages in {span.lane_pages for span in step.spans}:
+        for page in lane_pages:
+            page_owner[page] = lane_pages[0]
 
 
 def _pack_blocks(

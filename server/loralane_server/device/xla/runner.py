@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch_xla
@@ -30,9 +30,15 @@ from loralane_server.device.xla.graphs import Graph, Graphs
 from loralane_server.device.xla.layout import Layout, rows_of_samples
 from loralane_server.device.xla.sampler import Sampler, likeliest
 from loralane_server.errors import DeviceFailed
-from loralane_server.model.decoder import Decoder
 
 log = logging.getLogger(__name__)
+
+
+class Model(Protocol):
+    """What graphs are traced of: a `Decoder`."""
+
+    def logits(self, batch: XlaBatch) -> Tensor:
+        """See `Decoder.logits`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +57,7 @@ class XlaRunner:
     #: The host prepares a step while the device computes the one before.
     depth = 2
 
-    def __init__(self, decoder: Decoder[XlaBatch], device: XlaDevice, vocab: int) -> None:
+    def __init__(self, decoder: Model, device: XlaDevice, vocab: int) -> None:
         """`compile` before the first step."""
         self._decoder = decoder
         self._device = device
@@ -87,7 +93,7 @@ class XlaRunner:
     def submit(self, step: StepInput) -> Chosen:
         """See `StepRunner.submit`. Raises `DeviceFailed`."""
         forward = self._forwards[self._device.buckets.choose(step)]
-        ints = torch.from_numpy(forward.layout.pack(step, self._device.dustbin))
+        ints = torch.from_numpy(forward.layout.pack(step))
         rows = rows_of_samples(step)
         try:
             tokens, logits = forward.graph.run([self._device.put(ints), self._tokens])
@@ -120,7 +126,7 @@ class XlaRunner:
 
 
 def forward_of(
-    decoder: Decoder[XlaBatch], device: XlaDevice, key: GraphKey
+    decoder: Model, device: XlaDevice, key: GraphKey
 ) -> Callable[[Tensor, Tensor], Sequence[Tensor]]:
     """Return what the forward graph of a key computes; tpu/ exports it too.
 

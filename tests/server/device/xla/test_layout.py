@@ -21,8 +21,8 @@ def packed(limits: Limits, step: StepInput, *, kernel: bool) -> tuple[Layout, di
         lanes=limits.lanes,
         kernel=kernel,
     )
-    layout = layout_of(buckets.choose(step), kernel)
-    ints = layout.pack(step, DUSTBIN)
+    layout = layout_of(buckets.choose(step), DUSTBIN, kernel)
+    ints = layout.pack(step)
     assert ints.dtype == np.int32
     assert ints.shape == (layout.size,)
     return layout, layout.split(ints)
