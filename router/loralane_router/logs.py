@@ -33,6 +33,8 @@ class LineFormatter(logging.Formatter):
 
 def configure(form: LogFormat) -> None:
     """Send everything from INFO on to stderr in `form`."""
+    # What no line says need not be found out for each.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(form))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

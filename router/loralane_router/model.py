@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from loralane_proto import shard_pb2 as pb
 
@@ -64,7 +65,7 @@ class Model:
             turns = [turn for turn in prompt if isinstance(turn, Message)]
             ids = await self.codec.encode(self._template.render(turns), special=False)
         else:
-            ids = self.codec.check_ids([id for id in prompt if isinstance(id, int)])
+            ids = self.codec.check_ids(cast(tuple[int, ...], prompt))
         truncate = request.parameters.truncate
         return ids if truncate is None else ids[-truncate:]
 

@@ -114,6 +114,7 @@ class _HttpServer(uvicorn.Server):
                 ws="none",
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,  # nothing here asks who the client is
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_GRACE_S + _LAST_WORDS_S,

@@ -47,7 +47,7 @@ class Fleet:
     @property
     def ready_links(self) -> tuple[Link, ...]:
         """The shards that answer."""
-        return tuple(link for link in self._links.values() if link.ready)
+        return tuple([link for link in self._links.values() if link.ready])
 
     @property
     def several(self) -> bool:

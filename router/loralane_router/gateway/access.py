@@ -2,18 +2,19 @@
 
 import logging
 import re
+import secrets
 import time
-import uuid
 from typing import Final
 
 from prometheus_client import Counter
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _log = logging.getLogger("loralane_router.access")
 
 #: Ids of callers are kept if they are safe to log and to send back.
-_SAFE_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_SAFE_ID: Final = re.compile(rb"[\w.:-]{1,128}")
+_ID: Final = b"x-request-id"
+_LINE: Final = "%s %s %d in %.0f ms, request %s"
 _ADMIN: Final = ("/v1/adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _PROBES: Final = ("/health", "/ping", "/startup", "/metrics")
 
@@ -30,8 +31,8 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+        given = next((value for name, value in scope["headers"] if name == _ID), b"")
+        request_id = given if _SAFE_ID.fullmatch(given) else secrets.token_hex(16).encode()
         started = time.perf_counter()
         status = 500
 
@@ -39,21 +40,23 @@ class Access:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                message["headers"] = [*message.get("headers", ()), (_ID, request_id)]
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            self._note(scope, status, request_id, time.perf_counter() - started)
+            self._note(scope, status, request_id.decode(), time.perf_counter() - started)
 
     def _note(self, scope: Scope, status: int, request_id: str, seconds: float) -> None:
         surface = surface_of(scope["path"])
         self._requests.labels(surface, str(status)).inc()
         path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")
         level = logging.DEBUG if surface == "probe" else logging.INFO
-        line = "%s %s %d in %.0f ms, request %s"
-        _log.log(level, line, scope["method"], path, status, seconds * 1000, request_id)
+        if _log.isEnabledFor(level):
+            # `log` would go through the stack for the name of this function.
+            given = (scope["method"], path, status, seconds * 1000, request_id)
+            _log.handle(_log.makeRecord(_log.name, level, __file__, 0, _LINE, given, None))
 
 
 def surface_of(path: str) -> str:

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 from loralane_router.errors import RequestError
 from loralane_router.gateway import admin, chat, completions, health, models, native
 from loralane_router.gateway.access import Access
+from loralane_router.gateway.direct import Direct
 from loralane_router.gateway.failures import client_gone, render
 from loralane_router.gateway.limits import Limits
 from loralane_router.router import Router
@@ -16,13 +17,16 @@ from loralane_router.router import Router
 def create_app(router: Router, limits: Limits | None = None) -> ASGIApp:
     """Return the application; the router is started and closed by whoever made it."""
     limits = limits or Limits()
+    text = [
+        *completions.routes(router, limits),
+        *chat.routes(router, limits),
+        *native.routes(router, limits),
+    ]
     app = Starlette(
         routes=[
-            *completions.routes(router, limits),
-            *chat.routes(router, limits),
+            *text,
             *models.routes(router),
             *admin.routes(router, limits),
-            *native.routes(router, limits),
             *health.routes(router),
         ],
         exception_handlers={
@@ -32,4 +36,4 @@ def create_app(router: Router, limits: Limits | None = None) -> ASGIApp:
             Exception: render,
         },
     )
-    return Access(app, router.metrics.requests)
+    return Access(Direct(app, text), router.metrics.requests)

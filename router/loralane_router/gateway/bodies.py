@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from loralane_router.errors import RequestError, invalid
+from loralane_router.gateway.begun import Begun
 from loralane_router.gateway.failures import BodyRefused
 from loralane_router.gateway.limits import Limits
 from loralane_router.requests import bearer_key
@@ -47,30 +48,41 @@ def decode(raw: bytes) -> dict[str, Any]:
 
 async def read(request: Request, limits: Limits) -> bytes:
     """Return the body as it came. Raises BodyRefused (408, 413) or ClientDisconnect."""
-    too_long = BodyRefused(
-        413, "body_too_large", f"the body is longer than {limits.body_bytes} bytes"
-    )
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > _DRAIN * limits.body_bytes:
-        raise too_long
-    chunks: list[bytes] = []
-    total = 0
+    arriving = Begun(_arrived(request, limits))
+    if not arriving.waits:
+        return await arriving
     try:
         async with asyncio.timeout(limits.body_s):
-            async for chunk in request.stream():
-                total += len(chunk)
-                if total <= limits.body_bytes:
-                    chunks.append(chunk)
-                else:
-                    chunks.clear()
-                if total > _DRAIN * limits.body_bytes:
-                    break
+            return await arriving
     except TimeoutError as exc:
         message = f"the body did not arrive within {limits.body_s:g} s"
         raise BodyRefused(408, "body_timeout", message) from exc
+
+
+async def _arrived(request: Request, limits: Limits) -> bytes:
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > _DRAIN * limits.body_bytes:
+        raise _too_long(limits)
+    chunks: list[bytes] = []
+    total, more = 0, True
+    while more and total <= _DRAIN * limits.body_bytes:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        total += len(chunk)
+        if total <= limits.body_bytes:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
     if total > limits.body_bytes:
-        raise too_long
+        raise _too_long(limits)
     return b"".join(chunks)
+
+
+def _too_long(limits: Limits) -> BodyRefused:
+    message = f"the body is longer than {limits.body_bytes} bytes"
+    return BodyRefused(413, "body_too_large", message)
 
 
 def bearer(request: Request) -> str | None:

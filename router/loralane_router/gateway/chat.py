@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, Final, Literal
 
 import msgspec
@@ -24,6 +23,7 @@ from loralane_router.gateway.openai import (
     finish_reason,
     generated,
     max_tokens_of,
+    nth_parameters,
     parameters,
     text_request,
     usage,
@@ -123,9 +123,10 @@ class ChatJob:
         top = top_logprobs_of(body)
         self.logprobs = top is not None
         common = parameters(body, router, max_tokens=maximum, top_logprobs=top)
-        seeds = [fields.nth_seed(common.seed, i) for i in range(self.choices)]
-        first = text_request(body, request, router, messages, common)
-        self.requests = [replace(first, parameters=replace(common, seed=seed)) for seed in seeds]
+        self.requests = [
+            text_request(body, request, router, messages, seeded)
+            for seeded in nth_parameters(common, self.choices)
+        ]
         self.usage = body.streams_usage
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         self.envelope = Envelope("chatcmpl", kind, body, router)

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Final
 
 from starlette.requests import Request
@@ -23,6 +22,7 @@ from loralane_router.gateway.openai import (
     finish_reason,
     generated,
     max_tokens_of,
+    nth_parameters,
     parameters,
     refuse_too_many,
     text_request,
@@ -71,7 +71,7 @@ def prompts_of(body: CompletionBody, vocab_size: int) -> list[Prompt]:
 
 def _ids(given: object, vocab_size: int) -> tuple[int, ...]:
     ids = tuple(given) if isinstance(given, list) else ()
-    if not all(isinstance(token, int) for token in ids):
+    if not set(map(type, ids)) <= {int}:
         raise invalid("prompt mixes text and token ids", "prompt")
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise invalid(f"prompt holds token ids outside of 0 to {vocab_size - 1}", "prompt")
@@ -94,12 +94,10 @@ class CompletionJob:
         maximum = max_tokens_of("max_tokens", body.max_tokens, _DEFAULT_MAX_TOKENS)
         self.clamp = body.max_tokens is None
         common = parameters(body, router, max_tokens=maximum, top_logprobs=body.logprobs)
-        seeds = [fields.nth_seed(common.seed, i) for i in range(self.choices)]
-        first = text_request(body, request, router, prompts[0], common)
         self.requests = [
-            replace(first, prompt=prompt, parameters=replace(common, seed=seed))
+            text_request(body, request, router, prompt, seeded)
             for prompt in prompts
-            for seed in seeds
+            for seeded in nth_parameters(common, self.choices)
         ]
         self.usage = body.streams_usage
         self.envelope = Envelope("cmpl", "text_completion", body, router)

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from loralane_router.errors import RequestError
+from loralane_router.gateway.begun import Begun
 from loralane_router.requests import Delta, FinishReason, OutToken, TextRequest
 from loralane_router.router import Generation, Router
 
@@ -131,8 +132,11 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """Return what `work` returns; cancel it when the client disconnects (ClientDisconnect).
 
     The body must have been read: what `receive` gives next is then the disconnect. `work` runs in
-    the caller's task: one of its own would cost most where it ends at once, with a refusal.
+    the caller's task, and nobody looks for the client before it waits for something.
     """
+    begun = Begun(work)
+    if not begun.waits:
+        return await begun
     working = asyncio.current_task()
     assert working is not None, "a coroutine runs in a task"
     is_gone = over = False
@@ -146,7 +150,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     leaving = asyncio.create_task(disconnected(request.receive))
     leaving.add_done_callback(leave)
     try:
-        return await work
+        return await begun
     except asyncio.CancelledError:
         if not is_gone or working.cancelling() > 1:  # somebody else wants its end, too
             raise

@@ -1,8 +1,10 @@
 """What completions and chat share: common fields, adapter and token of a request, envelopes."""
 
+import secrets
 import time
-import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Final, Literal
 
 import msgspec
@@ -116,6 +118,12 @@ def parameters(
     )
 
 
+def nth_parameters(first: Parameters, choices: int) -> list[Parameters]:
+    """Return the parameters of each choice of one prompt: their seeds follow one another."""
+    others = range(1, choices)
+    return [first, *(replace(first, seed=fields.nth_seed(first.seed, n)) for n in others)]
+
+
 def max_tokens_of(field: str, value: int | None, default: int | None) -> int | None:
     """Return the bound on generated tokens. Raises RequestError."""
     return default if value is None else fields.whole(field, value, 1)
@@ -182,21 +190,20 @@ def generated(answers: Sequence[Answer]) -> int:
 
 
 class Envelope:
-    """The fields that an answer and all its chunks share; encoded once for a stream.
+    """The fields that an answer and all its chunks share; encoded once, by a stream's first.
 
     `model` is what the client called it, but the base's id where the base answers in an adapter's
     place.
     """
 
     def __init__(self, prefix: str, kind: str, body: OpenAIBody, router: Router) -> None:
-        self._fields = {
-            "id": f"{prefix}-{uuid.uuid4().hex}",
+        self._fields: dict[str, object] = {
+            "id": f"{prefix}-{secrets.token_hex(16)}",
             "object": kind,
             "created": int(time.time()),
             "model": body.model or router.info.model_id,
         }
-        self._fallback = self._fields | {"model": router.info.model_id}
-        self._head, self._fallback_head = _head(self._fields), _head(self._fallback)
+        self._base = router.info.model_id
         self._tail = b'],"usage":null}\n\n' if body.streams_usage else b"]}\n\n"
 
     def chunk(self, choice: object, generation: Generation) -> bytes:
@@ -215,6 +222,18 @@ class Envelope:
         """Return a whole answer; it is the base's as soon as one of its choices is."""
         common = self._fallback if any_fallback(generations) else self._fields
         return msgspec.json.encode(common | {"choices": choices, "usage": counts})
+
+    @property
+    def _fallback(self) -> dict[str, object]:
+        return self._fields | {"model": self._base}
+
+    @cached_property
+    def _head(self) -> bytes:
+        return _head(self._fields)
+
+    @cached_property
+    def _fallback_head(self) -> bytes:
+        return _head(self._fallback)
 
 
 def _head(fields: Mapping[str, object]) -> bytes:

@@ -4,8 +4,7 @@ A request is here from its acceptance until it is admitted for the first time. O
 and goes on after its shard went away, is not: what it was given is not thrown away.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -73,17 +72,16 @@ class Crowd:
         """Whether anybody can be asked to make place: some flow has more than one request."""
         return self._size > len(self._flows)
 
-    @contextmanager
-    def expecting(self, flow: str) -> Iterator[None]:
+    def expect(self, flow: str) -> None:
         """Count a request that is being opened; `flow`: as far as it is known then."""
         self._enter(flow).coming += 1
         self._coming += 1
-        try:
-            yield
-        finally:
-            self._flows[flow].coming -= 1
-            self._coming -= 1
-            self._leave(flow)
+
+    def expect_no_more(self, flow: str) -> None:
+        """Forget one that was expected, under the same flow."""
+        self._flows[flow].coming -= 1
+        self._coming -= 1
+        self._leave(flow)
 
     def enter(self, ask: Ask, refuse: Refuse) -> None:
         """Count a request that waits and has not begun."""

@@ -5,10 +5,8 @@ is told "later" comes back, so nobody is told so whose request could never be se
 when its parameters and its prompt have been looked at, and its adapter has been found some time.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from loralane_router.adapters.facts import AdapterFacts
 from loralane_router.config import RouterConfig
@@ -21,16 +19,29 @@ from loralane_router.requests import TextRequest
 _NOT_SEEN_YET: Final = "not seen yet"
 
 
-@dataclass(slots=True)
 class Coming:
-    """One request that is being opened."""
+    """One request that is being opened: it counts as that within its `with` block."""
 
-    #: As far as it is known.
-    flow: str
-    #: Of its prompt, once that is known.
-    tokens: int = 0
-    #: Whether others must yield before it may wait.
-    needs_place: bool = False
+    def __init__(self, door: "Door", flow: str) -> None:
+        self._door = door
+        #: As far as it is known.
+        self.flow = flow
+        #: Of its prompt, once that is known.
+        self.tokens = 0
+        #: Whether others must yield before it may wait.
+        self.needs_place = False
+
+    def __enter__(self) -> Self:
+        self._door.begin(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._door.end(self)
 
 
 class Door:
@@ -43,20 +54,24 @@ class Door:
         #: Of the prompts of requests that are being opened, as far as they are known.
         self._tokens = 0
 
-    @contextmanager
-    def coming(self, request: TextRequest) -> Iterator[Coming]:
-        """Count a request while it is being opened.
+    def coming(self, request: TextRequest) -> Coming:
+        """Return a request that is about to be opened.
 
         Raises RequestError (429) where its adapter was never seen and many such are being opened.
         """
-        coming = Coming(self._flow_so_far(request))
+        coming = Coming(self, self._flow_so_far(request))
         if coming.flow == _NOT_SEEN_YET:
             self._may_come(coming.flow)
-        with self._fleet.crowd.expecting(coming.flow):
-            try:
-                yield coming
-            finally:
-                self._tokens -= coming.tokens
+        return coming
+
+    def begin(self, coming: Coming) -> None:
+        """Count a request as being opened; it says so itself."""
+        self._fleet.crowd.expect(coming.flow)
+
+    def end(self, coming: Coming) -> None:
+        """Count it no longer."""
+        self._tokens -= coming.tokens
+        self._fleet.crowd.expect_no_more(coming.flow)
 
     def note_prompt(self, coming: Coming, tokens: int) -> None:
         """Count the tokens of its prompt; raises RequestError (429) if it may not come."""

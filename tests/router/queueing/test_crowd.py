@@ -2,7 +2,8 @@
 
 import random
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
@@ -115,6 +116,12 @@ class Waiters:
         self.refused.append(id)
         self.crowd.leave(self.asks.pop(id))
 
+    @contextmanager
+    def expecting(self, flow: str) -> Iterator[None]:
+        self.crowd.expect(flow)
+        yield
+        self.crowd.expect_no_more(flow)
+
     def yield_to(self, flow: str, tokens: int = 0) -> list[Ask]:
         """Make place for a request; return who was refused for it."""
         yielding = self.crowd.yielding(flow, tokens)
@@ -158,11 +165,11 @@ def test_as_many_yield_as_it_takes_for_the_tokens_but_none_within_the_share():
 
 def test_who_is_being_opened_counts_but_cannot_yield():
     waiters = Waiters()
-    with waiters.crowd.expecting("flood"), waiters.crowd.expecting("flood"):
+    with waiters.expecting("flood"), waiters.expecting("flood"):
         assert (waiters.crowd.coming, waiters.crowd.size) == (2, 2)
         assert waiters.crowd.is_within("quiet")
         assert waiters.yield_to("quiet") == []
-        with waiters.crowd.expecting("quiet"):
+        with waiters.expecting("quiet"):
             assert not waiters.crowd.is_within("quiet")
             assert waiters.crowd.is_within("quiet", counted=1)
     waiters.crowd.check()
@@ -174,7 +181,7 @@ def test_who_asks_does_not_count_against_itself():
     for _ in range(4):
         waiters.add("flood")
 
-    with waiters.crowd.expecting("quiet"):
+    with waiters.expecting("quiet"):
         yielding = waiters.crowd.yielding("quiet", 0, counted=1)
         not_counted = waiters.crowd.may_join("quiet", 1, counted=1)
 
@@ -267,7 +274,7 @@ class FullQueue(RuleBasedStateMachine):
         self.waiters = Waiters(**WEIGHTS)
         self.taken: list[int] = []
         self.left: list[int] = []
-        self.opening: list[tuple[str, ExitStack]] = []
+        self.opening: list[str] = []
 
     @rule(flow=st.sampled_from(FLOWS))
     def arrive(self, flow):
@@ -284,7 +291,7 @@ class FullQueue(RuleBasedStateMachine):
 
     def expect_more_than_a_share(self, flow: str) -> None:
         """Who may not join has his share already, and a place of his own."""
-        sizes = self.waiters.sizes() + Counter(flow for flow, _ in self.opening)
+        sizes = self.waiters.sizes() + Counter(self.opening)
         weights = sum(WEIGHTS.get(other, 1.0) for other in {*sizes, flow})
         share = (sizes.total() + 1) * WEIGHTS.get(flow, 1.0) / weights
         assert sizes[flow] >= 1
@@ -293,7 +300,7 @@ class FullQueue(RuleBasedStateMachine):
 
     def expect_fair(self, flow: str, before: Counter[str]) -> None:
         """Who yielded had more than chance makes of a share; who comes is within his."""
-        sizes = before + Counter(flow for flow, _ in self.opening)
+        sizes = before + Counter(self.opening)
         weights = sum(WEIGHTS.get(other, 1.0) for other in {*sizes, flow})
         share = {f: sizes.total() * WEIGHTS.get(f, 1.0) / weights for f in FLOWS}
         (yielded,) = before - self.waiters.sizes()
@@ -314,15 +321,14 @@ class FullQueue(RuleBasedStateMachine):
 
     @rule(flow=st.sampled_from(FLOWS))
     def begin_opening(self, flow):
-        stack = ExitStack()
-        stack.enter_context(self.waiters.crowd.expecting(flow))
-        self.opening.append((flow, stack))
+        self.waiters.crowd.expect(flow)
+        self.opening.append(flow)
 
     @precondition(lambda self: self.opening)
     @rule(data=st.data())
     def end_opening(self, data):
         index = data.draw(st.integers(0, len(self.opening) - 1))
-        self.opening.pop(index)[1].close()
+        self.waiters.crowd.expect_no_more(self.opening.pop(index))
 
     @invariant()
     def everybody_is_in_one_place(self):
