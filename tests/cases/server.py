@@ -29,6 +29,9 @@ START_S: Final = 120
 _STOP_S: Final = 20
 _TICK_S: Final = 0.1
 _LANE_PAGE: Final = 8
+#: On XLA the limits decide how many graphs are compiled: these leave several of each kind. What a
+#: case sets itself comes after them, and counts.
+_XLA_LIMITS: Final = ("--max-rows=8", "--step-tokens=128", "--lanes=128")
 #: An adapter that every server has, to see that neighbours of a case's adapters are still right.
 NEIGHBOUR, NEIGHBOUR_SEED = "neighbour", 4711
 #: The model's folder, which gives it its id.
@@ -62,6 +65,8 @@ def read_spec(setup: Mapping[str, Any], max_rank: int) -> ServerSpec:
             root = value
         else:
             flags += _flags(key, value, max_rank)
+    if "--device=xla" in flags:
+        flags = [*_XLA_LIMITS, *flags]
     environment = [("HF_HUB_OFFLINE", "1")] if setup.get("offline") else []
     cache_size = setup.get("cache_fs")
     if cache_size is not None:

@@ -17,7 +17,8 @@ from tests.cases.materialise import Adapter, default_adapter, read_adapter
 from tests.cases.oracle import Oracle, scripted_head
 from tests.cases.placeholders import fill
 from tests.cases.replies import Reply
-from tests.cases.runner import Runner
+from tests.cases.runner import Runner, may_skip
+from tests.cases.server import CannotServe
 from tests.cases.shapes import mismatch, missing
 from tests.cases.tensors import NotUnderstood
 from tests.cases.wire import encode
@@ -203,6 +204,23 @@ def test_a_setup_that_is_not_understood_is_a_failure_and_starts_nothing(
 
     assert verdict.outcome == "fail"
     assert "does not understand" in verdict.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("why", "may"),
+    [
+        ("loralane: --device xla needs torch_xla", True),
+        ("loralane serve: error: argument --device: invalid choice: 'cuda'", True),
+        ("AssertionError", False),
+        ("not ready within 120 s", False),
+        ("mount: permission denied", False),
+    ],
+)
+def test_a_case_is_skipped_only_where_the_server_refuses_its_settings(why: str, may: bool) -> None:
+    optional = case(setup={"server": {"skip_if_unsupported": True}})
+
+    assert may_skip(optional, CannotServe(why)) == may
+    assert not may_skip(case(), CannotServe(why))
 
 
 def test_a_case_field_that_is_not_understood_stops_the_file(tmp_path: Path) -> None:

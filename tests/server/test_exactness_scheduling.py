@@ -29,6 +29,8 @@ TOKENS = 56
 ROWS = 8
 #: Prompt and answer of the longest row.
 LENGTH = 144
+#: More than all adapters own; on XLA one window, which keeps the graphs few.
+LANES = 128
 #: Bytes of a page of the tiny Llama: keys and values of 3 layers, 2 heads of 16, in float32.
 PAGE_BYTES = 2 * 3 * 2 * 16 * 4 * PAGE_TOKENS
 PLENTY = ROWS * LENGTH // PAGE_TOKENS
@@ -71,6 +73,7 @@ class Family:
             max_rows=ROWS,
             max_model_len=LENGTH,
             kv_memory=pages * PAGE_BYTES,
+            lanes=LANES,
             step_tokens=step_tokens,
             prefix_cache=prefix_cache,
             threads=1,

@@ -18,7 +18,7 @@ from loralane_server.rows import Admission
 from tests.server.conftest import digest_of, running
 from tests.xla.compilations import Compilations
 
-TOKENS, ROWS = 24, 8
+TOKENS, ROWS = 24, 4
 
 
 def main() -> None:

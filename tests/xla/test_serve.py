@@ -17,7 +17,7 @@ from tests.product import Served, serve, stop_cleanly
 TOKENS = 24
 QUESTION = "What is a fox?"
 #: Few graphs to compile: short rows, few of them, and the five adapters' lanes.
-SMALL = ("--max-model-len=128", "--max-rows=4", "--step-tokens=64")
+SMALL = ("--max-model-len=128", "--max-rows=4", "--step-tokens=64", "--lanes=128")
 
 
 @pytest.fixture(scope="module")

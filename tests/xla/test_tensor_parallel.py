@@ -4,6 +4,8 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,8 @@ CONFIGS = {
     "qwen2": Qwen2Config(**_SHAPE, vocab_size=reference.VOCAB, tie_word_embeddings=True),
 }
 
+CASES = (("llama", 2), ("llama", 4), ("llama-o-bias", 2), ("qwen2", 4))
+
 
 def prepare(config: PretrainedConfig, folder: Path) -> list[list[int]]:
     """Save a model, adapters and prompts; return the reference's tokens."""
@@ -56,20 +60,46 @@ def prepare(config: PretrainedConfig, folder: Path) -> list[list[int]]:
     return expected
 
 
-@pytest.mark.parametrize(
-    ("name", "devices"), [("llama", 2), ("llama", 4), ("llama-o-bias", 2), ("qwen2", 4)]
-)
+@dataclass(frozen=True)
+class Run:
+    """A shard in a process of its own, and the tokens that the reference gives."""
+
+    expected: list[list[int]]
+    process: subprocess.Popen[str]
+
+
+def begin(name: str, devices: int, folder: Path) -> Run:
+    expected = prepare(CONFIGS[name], folder)
+    command = [sys.executable, "-m", "tests.xla.parallel_shard", str(devices), str(folder)]
+    pipe = subprocess.PIPE
+    return Run(expected, subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[tuple[str, int], Run]]:
+    """All of them side by side: they mostly start and compile, which takes one core."""
+    runs: dict[tuple[str, int], Run] = {}
+    try:
+        for name, devices in CASES:
+            runs[name, devices] = begin(name, devices, tmp_path_factory.mktemp(name))
+        yield runs
+    finally:
+        for run in runs.values():
+            run.process.kill()
+            run.process.communicate()
+
+
+@pytest.mark.parametrize(("name", "devices"), CASES)
 def test_tokens_equal_the_reference_on_several_devices(
-    name: str, devices: int, tmp_path: Path
+    name: str, devices: int, runs: Mapping[tuple[str, int], Run]
 ) -> None:
-    expected = prepare(CONFIGS[name], tmp_path)
+    run = runs[name, devices]
 
-    command = [sys.executable, "-m", "tests.xla.parallel_shard", str(devices), str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    out, err = run.process.communicate()
 
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout.splitlines()[-1])
-    assert found == {"tokens": expected, "compiled": 0, "fetched": ["{replicated}"]}
+    assert run.process.returncode == 0, err
+    found = json.loads(out.splitlines()[-1])
+    assert found == {"tokens": run.expected, "compiled": 0, "fetched": ["{replicated}"]}
 
 
 def test_a_model_that_cannot_be_cut_is_refused(tmp_path: Path) -> None:
