@@ -117,7 +117,7 @@ async def measure(client: Client, plan: Plan, name: str, fresh: Fresh, seed: int
     await traffic.offer(plan.arrivals(name, seed), fresh)
     await asyncio.sleep(max(0.0, began + plan.lasts - time.perf_counter()))
     share = cpu.share
-    await traffic.call_off()
+    traffic.call_off()
     window = Window(began + plan.settle, began + plan.settle + plan.seconds)
     return Measured.of(name, traffic.answers, plan, window, share)
 

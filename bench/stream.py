@@ -14,27 +14,29 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
-#: When it came, and its data.
-Event = tuple[float, bytes]
+from bench.connection import Connection, Event, Reply, StreamFailed, Tell
 
-_DATA: Final = b"data:"
-_DONE: Final = b"[DONE]"
+__all__ = [
+    "Asked",
+    "Client",
+    "Event",
+    "Refused",
+    "Reply",
+    "Server",
+    "Stream",
+    "StreamFailed",
+    "leave_imports_alone",
+]
+
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
-
-
-class StreamFailed(Exception):
-    """The server refused the request or its answer is no event stream; the message says which."""
 
 
 class Refused(StreamFailed):
     """The server answered with an error instead of a stream; the connection can be used again."""
 
-    def __init__(self, status: int, sent: float, text: str) -> None:
-        super().__init__(f"status {status}: {text}")
-        self.status = status
-        #: When the request was sent, and when the whole answer was there (`perf_counter`).
-        self.sent = sent
-        self.answered = time.perf_counter()
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(f"status {reply.status}: {(reply.text or b'').decode()}")
+        self.reply = reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +71,32 @@ def leave_imports_alone() -> None:
     gc.freeze()
 
 
+class Asked:
+    """One request under way."""
+
+    def __init__(self, sent: float) -> None:
+        #: When it was sent (`perf_counter`); until its connection is open, when it was asked for.
+        self.sent = sent
+        self.connection: Connection | None = None
+        self.opening: asyncio.Task[None] | None = None
+
+    def call_off(self) -> None:
+        """Close its connection. Nobody is told how it ended; its events so far are there."""
+        if self.opening is not None:
+            self.opening.cancel()
+        if self.connection is not None:
+            self.connection.call_off()
+
+
 class Client:
     """Sends requests to one server, each on a connection that no other uses meanwhile."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[Connection] = []
 
     async def post(self, path: str, body: bytes) -> Stream:
-        """Send one request and read its stream to the end. Raises StreamFailed."""
+        """Send one request and read its stream to the end. Raises as `follow`."""
         events: list[Event] = []
         sent, headers = await self.follow(path, body, events)
         return Stream(sent, tuple(events), headers)
@@ -88,49 +107,77 @@ class Client:
         """Do the same, but append events while they come; return when it was sent, and headers.
 
         Cancelling it closes the connection, and what came so far is there. Raises StreamFailed,
-        which is Refused where the server answered with an error.
+        which is Refused where the server answered with an error, or OSError if nobody listens.
         """
-        reader, writer = self._take_idle() or await self._open()
-        try:
-            sent = time.perf_counter()
-            writer.write(_head(self._server, path, len(body), more_headers) + body)
-            status, headers = await _read_head(reader)
-            if headers.get("transfer-encoding") == "chunked" and status == 200:
-                await _read_events(reader, into)
-                refusal = None
-            elif "content-length" in headers:
-                text = (await reader.readexactly(int(headers["content-length"]))).decode()
-                refusal = Refused(status, sent, text)
+        ended: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def tell(outcome: Reply | Exception) -> None:
+            if isinstance(outcome, Exception):
+                ended.set_exception(outcome)
             else:
-                raise StreamFailed(f"status {status}: {(await reader.read(2000)).decode()}")
-        except BaseException:
-            writer.close()
+                ended.set_result(outcome)
+
+        asked = self.ask(path, body, into, tell, more_headers)
+        try:
+            reply = await ended
+        except asyncio.CancelledError:
+            asked.call_off()
             raise
-        if headers.get("connection") == "close":
-            writer.close()
+        if reply.text is not None:
+            raise Refused(reply)
+        return reply.sent, reply.headers
+
+    def ask(
+        self,
+        path: str,
+        body: bytes,
+        into: list[Event],
+        tell: Tell,
+        more_headers: Mapping[str, str] = _NONE,
+    ) -> Asked:
+        """Send one request; nobody waits for it. `tell` hears later how it ended, once.
+
+        It is told a Reply, with a text where that is no stream, or StreamFailed or OSError.
+        """
+        request = _head(self._server, path, len(body), more_headers) + body
+        asked = Asked(time.perf_counter())
+
+        def end(outcome: Reply | Exception) -> None:
+            if asked.connection is not None and not asked.connection.is_closed:
+                self._idle.append(asked.connection)
+            tell(outcome)
+
+        asked.connection = self._take_idle()
+        if asked.connection is None:
+            asked.opening = asyncio.create_task(self._open(asked, request, into, end))
         else:
-            self._idle.append((reader, writer))
-        if refusal is not None:
-            raise refusal
-        return sent, headers
+            asked.sent = asked.connection.ask(request, into, end)
+        return asked
 
     def close(self) -> None:
         """Close all connections that are not in use."""
-        for _, writer in self._idle:
-            writer.close()
+        for connection in self._idle:
+            connection.call_off()
         self._idle.clear()
 
-    def _take_idle(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    def _take_idle(self) -> Connection | None:
         """Return an open connection; those that the server closed meanwhile are let go."""
         while self._idle:
-            reader, writer = self._idle.pop()
-            if not reader.at_eof():
-                return reader, writer
-            writer.close()
+            connection = self._idle.pop()
+            if not connection.is_closed:
+                return connection
         return None
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(self._server.host, self._server.port)
+    async def _open(self, asked: Asked, request: bytes, into: list[Event], end: Tell) -> None:
+        """Send a request on a new connection."""
+        loop, server = asyncio.get_running_loop(), self._server
+        try:
+            _, connection = await loop.create_connection(Connection, server.host, server.port)
+        except OSError as exc:
+            end(exc)
+        else:
+            asked.connection = connection
+            asked.sent = connection.ask(request, into, end)
 
 
 def _head(server: Server, path: str, length: int, more: Mapping[str, str]) -> bytes:
@@ -139,22 +186,3 @@ def _head(server: Server, path: str, length: int, more: Mapping[str, str]) -> by
         f"POST {path} HTTP/1.1\r\nhost: {server.host}:{server.port}\r\n"
         f"content-type: application/json\r\ncontent-length: {length}\r\n{added}\r\n"
     ).encode()
-
-
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    """Return the status and the headers, in lower case."""
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-    status, *lines = head.rstrip().split("\r\n")
-    pairs = (line.partition(":") for line in lines)
-    return int(status.split(" ", 2)[1]), {name: value.strip() for name, _, value in pairs}
-
-
-async def _read_events(reader: asyncio.StreamReader, into: list[Event]) -> None:
-    rest = b""
-    while size := int(await reader.readline(), 16):
-        chunk = (await reader.readexactly(size + 2))[:-2]
-        now = time.perf_counter()
-        *lines, rest = (rest + chunk).split(b"\n")
-        found = (line[len(_DATA) :].strip() for line in lines if line.startswith(_DATA))
-        into.extend((now, data) for data in found if data != _DONE)
-    await reader.readline()  # the empty line after the last chunk

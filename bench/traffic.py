@@ -5,6 +5,7 @@ unfinished when the traffic was called off.
 """
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ import msgspec
 
 from bench.load import Work
 from bench.promises import NotMeasured
-from bench.stream import Client, Event, Refused, StreamFailed
+from bench.stream import Asked, Client, Event, Refused, Reply, StreamFailed
 
 _PATH: Final = "/v1/completions"
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -109,9 +110,15 @@ async def ask(client: Client, call: Call, events: list[Event] | None = None) -> 
     try:
         sent, _ = await client.follow(_PATH, call.body, events, call.headers)
     except Refused as exc:
-        return Answer(call.tenant, exc.sent, exc.answered, exc.status)
-    except (StreamFailed, OSError, EOFError, ValueError):
+        return _answer(call, sent, events, exc.reply)
+    except (StreamFailed, OSError):
         pass  # it was cut off: what came before says how far
+    return read(call.tenant, sent, events)
+
+
+def _answer(call: Call, sent: float, events: Sequence[Event], outcome: Reply | Exception) -> Answer:
+    if isinstance(outcome, Reply) and outcome.text is not None:
+        return Answer(call.tenant, outcome.sent, outcome.ended, outcome.status)
     return read(call.tenant, sent, events)
 
 
@@ -160,20 +167,30 @@ class Traffic:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._tasks: set[asyncio.Task[Answer]] = set()
+        self._under_way: dict[Asked, tuple[Call, list[Event]]] = {}
+        self._none_left = asyncio.Event()
+        self._none_left.set()
         #: In the order in which they ended.
         self.answers: list[Answer] = []
 
     @property
     def under_way(self) -> int:
         """Calls that have no answer yet."""
-        return len(self._tasks)
+        return len(self._under_way)
 
     def send(self, call: Call) -> None:
         """Send a call; its answer is found in `answers` later."""
-        task = asyncio.create_task(self._answer(call))
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        events: list[Event] = []
+
+        def tell(outcome: Reply | Exception) -> None:
+            del self._under_way[asked]
+            self.answers.append(_answer(call, asked.sent, events, outcome))
+            if not self._under_way:
+                self._none_left.set()
+
+        asked = self._client.ask(_PATH, call.body, events, tell, call.headers)
+        self._under_way[asked] = call, events
+        self._none_left.clear()
 
     async def offer(
         self, arrivals: Iterable[tuple[float, str]], make: Callable[[str], Call]
@@ -187,29 +204,17 @@ class Traffic:
 
     async def finish(self, within_s: float) -> None:
         """Wait for all answers for so long, then call off what is left."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=within_s)
-        await self.call_off()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._none_left.wait(), within_s)
+        self.call_off()
 
-    async def call_off(self) -> None:
+    def call_off(self) -> None:
         """End what is under way: its connections close, and its answers are unfinished ones."""
-        left = list(self._tasks)
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-
-    async def _answer(self, call: Call) -> Answer:
-        events: list[Event] = []
-        began = time.perf_counter()
-        try:
-            return await ask(self._client, call, events)
-        except asyncio.CancelledError:
-            return read(call.tenant, began, events, CALLED_OFF)
-
-    def _ended(self, task: "asyncio.Task[Answer]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            self.answers.append(task.result())
+        for asked, (call, events) in self._under_way.items():
+            asked.call_off()
+            self.answers.append(read(call.tenant, asked.sent, events, CALLED_OFF))
+        self._under_way.clear()
+        self._none_left.set()
 
 
 async def closed_loop(
