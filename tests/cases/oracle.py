@@ -54,7 +54,8 @@ class Oracle:
             self._weights["lm_head.weight"] = self._weights["model.embed_tokens.weight"]
         self._stops = frozenset(stops)
         self._cached = lru_cache(maxsize=4096)(self._continue)
-        self._merged: dict[object, Mapping[str, Array]] = {}
+        #: Each with its adapter: an adapter that went could leave its id to another.
+        self._merged: dict[object, tuple[Adapter, Mapping[str, Array]]] = {}
 
     def base(self, prompt: Sequence[int], count: int) -> Continuation:
         """Return the base model's continuation."""
@@ -67,7 +68,8 @@ class Oracle:
         scales = tuple(sorted(scaling.items())) if isinstance(scaling, Mapping) else scaling
         key = (id(adapter), scales)
         if key not in self._merged:
-            self._merged[key] = self._weights | merge(self._weights, adapter, scaling)
+            merged = self._weights | merge(self._weights, adapter, scaling)
+            self._merged[key] = adapter, merged
         return self._cached(key, tuple(prompt), count)
 
     def completed(
@@ -80,11 +82,11 @@ class Oracle:
         """Return the continuation with all of an adapter applied by `complete`."""
         key = (id(adapter), complete)
         if key not in self._merged:
-            self._merged[key] = complete(self._weights, adapter)
+            self._merged[key] = adapter, complete(self._weights, adapter)
         return self._cached(key, tuple(prompt), count)
 
     def _continue(self, key: object, prompt: tuple[int, ...], count: int) -> Continuation:
-        weights = self._merged[key] if key is not None else self._weights
+        weights = self._merged[key][1] if key is not None else self._weights
         ids, rows = list(prompt), []
         for _ in range(count):
             row = _log_softmax(forward(weights, ids))

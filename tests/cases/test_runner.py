@@ -3,6 +3,7 @@
 import json
 import pickle
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,17 @@ def test_a_wrong_scale_is_another_answer() -> None:
     assert by_scale[0.0] == oracle.base(PROMPT, COUNT).ids
     assert by_scale[2.0] == oracle.merged(adapter, None, PROMPT, COUNT).ids
     assert len(set(by_scale.values())) == 3
+
+
+def test_the_oracle_takes_no_adapter_for_one_that_is_gone() -> None:
+    oracle = Oracle(tiny.random_weights(tiny.Base()), tied=False, stops=())
+    adapter = default_adapter(1)
+    known = weakref.ref(adapter)
+    oracle.merged(adapter, None, PROMPT, 1)
+
+    del adapter
+
+    assert known() is not None, "another adapter could come to its place, and get its answers"
 
 
 def test_a_scripted_base_says_its_script() -> None:
