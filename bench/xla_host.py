@@ -1,6 +1,6 @@
 """`make bench-xla-host`: what does a step cost the host on XLA, by layers and resident adapters?
 
-    PJRT_DEVICE=CPU python -m bench.xla_host [--layers 4,12,32] [--steps 300]
+    PJRT_DEVICE=CPU python -m bench.xla_host [--layers 4,12,32] [--arithmetic]
 
 Host time is the processor time of the thread that runs a step, from the step's input to its tokens
 on the host: laying out, bringing it over, handing the graph its arguments, reading the tokens.
@@ -52,6 +52,7 @@ Layout = Literal["tpu", "cpu"]
 ROWS: Final = 4
 _PAGES_OF_A_ROW: Final = 8
 _ADAPTERS: Final = (0, 8, 64)
+_TURNS: Final = 10
 _MOST_MS: Final = 0.35
 _MOST_US_A_LAYER: Final = 10
 #: How far from its mean a figure may lie that shall not depend on the resident adapters.
@@ -60,7 +61,7 @@ _FLAT: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Medians over steps, in milliseconds."""
+    """In milliseconds."""
 
     #: Processor time of the thread.
     host: float
@@ -123,7 +124,7 @@ class Rig:
         self._resident = 0
 
     def load(self, adapters: int) -> None:
-        """Make so many adapters resident, each of one lane page."""
+        """Make so many adapters resident, each of one lane page; the others are evicted."""
         for page in range(self._resident, adapters):
             for layer in range(self._spec.layers):
                 self._device.write_lanes(layer, (page,), _random_targets(self._spec), {})
@@ -136,16 +137,15 @@ class Rig:
             for start in range(_PAGES_OF_A_ROW * PAGE_TOKENS):
                 yield _step(start, [(page,) if with_adapters else () for page in ends])
 
-    def measure(self, with_adapters: bool, count: int) -> Cost:
-        """Run steps; the first tenth of them warms up."""
-        host, whole, submit = [], [], self._runner.submit
-        for _, step in zip(range(count), self.steps(with_adapters), strict=False):
+    def measure(self, with_adapters: bool, count: int) -> list[Cost]:
+        """Return what each of so many steps costs, after some that warm up."""
+        costs, submit, warm = [], self._runner.submit, count // 10
+        for _, step in zip(range(warm + count), self.steps(with_adapters), strict=False):
             began, busy = time.perf_counter(), time.thread_time()
             submit(step).fetch()
-            host.append(time.thread_time() - busy)
-            whole.append(time.perf_counter() - began)
-        warm = count // 10
-        return Cost(median(host[warm:]) * 1e3, median(whole[warm:]) * 1e3)
+            busy, began = time.thread_time() - busy, time.perf_counter() - began
+            costs.append(Cost(busy * 1e3, began * 1e3))
+        return costs[warm:]
 
 
 def _random_targets(spec: ModelSpec) -> Mapping[str, TargetTensors]:
@@ -175,18 +175,24 @@ def _step(start: int, lane_pages: Sequence[tuple[int, ...]]) -> StepInput:
 
 
 def measure(layers: int, steps: int, layout: Layout, *, arithmetic: bool) -> dict[str, Cost]:
-    """Return what steps cost at one depth: of base rows, and of rows with adapters."""
-    found = {}
+    """Return what steps cost at one depth, medians: of base rows, and of rows with adapters.
+
+    Cases are measured in turns, so that what else the machine does is spread over all of them.
+    """
+    found: dict[str, list[Cost]] = {}
     with tempfile.TemporaryDirectory() as folder:
         rig = Rig(Path(folder), layers, layout, arithmetic=arithmetic)
         gc.collect()
         gc.freeze()  # as a shard does before it is ready
-        for adapters in _ADAPTERS:
+        for adapters in _ADAPTERS * _TURNS:
             rig.load(adapters)
-            found[f"base, {adapters} resident"] = rig.measure(False, steps)
-            if adapters:
-                found[f"adapters, {adapters} resident"] = rig.measure(True, steps)
-    return found
+            for kind in ("base", "adapters")[: 2 if adapters else 1]:
+                costs = rig.measure(kind == "adapters", steps // _TURNS)
+                found.setdefault(f"{kind}, {adapters} resident", []).extend(costs)
+    return {
+        case: Cost(median(cost.host for cost in costs), median(cost.whole for cost in costs))
+        for case, costs in found.items()
+    }
 
 
 def judge(found: Mapping[int, Mapping[str, Cost]], layout: Layout) -> list[Promise]:
@@ -235,7 +241,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--arithmetic", action="store_true", help="the device computes the whole model"
     )
-    parser.add_argument("--steps", type=int, default=300, help="of each case")
+    parser.add_argument("--steps", type=int, default=1000, help="of each case")
     parser.add_argument("--out", type=Path, default=Path("bench/results/xla_host.json"))
     return parser
 
