@@ -25,6 +25,8 @@ class Access:
     def __init__(self, app: ASGIApp, requests: Counter) -> None:
         self._app = app
         self._requests = requests
+        #: The counters of surfaces and statuses that were met.
+        self._met: dict[tuple[str, int], Counter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -50,7 +52,10 @@ class Access:
 
     def _note(self, scope: Scope, status: int, request_id: str, seconds: float) -> None:
         surface = surface_of(scope["path"])
-        self._requests.labels(surface, str(status)).inc()
+        counter = self._met.get((surface, status))
+        if counter is None:
+            counter = self._met[surface, status] = self._requests.labels(surface, str(status))
+        counter.inc()
         path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")
         level = logging.DEBUG if surface == "probe" else logging.INFO
         if _log.isEnabledFor(level):

@@ -60,7 +60,7 @@ async def read(request: Request, limits: Limits) -> bytes:
 
 
 async def _arrived(request: Request, limits: Limits) -> bytes:
-    declared = request.headers.get("content-length", "0")
+    declared = header(request, b"content-length")
     if declared.isdecimal() and int(declared) > _DRAIN * limits.body_bytes:
         raise _too_long(limits)
     chunks: list[bytes] = []
@@ -85,9 +85,17 @@ def _too_long(limits: Limits) -> BodyRefused:
     return BodyRefused(413, "body_too_large", message)
 
 
+def header(request: Request, name: bytes) -> str:
+    """Return the first value of a header, "" if it was not sent; `name`: in lower case."""
+    for found, value in request.scope["headers"]:
+        if found == name:
+            return bytes(value).decode("latin-1")
+    return ""
+
+
 def bearer(request: Request) -> str | None:
     """Return the key of an `Authorization: Bearer` header."""
-    return bearer_key(request.headers.get("authorization", ""))
+    return bearer_key(header(request, b"authorization"))
 
 
 def hub_key(request: Request) -> str | None:

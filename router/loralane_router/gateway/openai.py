@@ -197,13 +197,10 @@ class Envelope:
     """
 
     def __init__(self, prefix: str, kind: str, body: OpenAIBody, router: Router) -> None:
-        self._fields: dict[str, object] = {
-            "id": f"{prefix}-{secrets.token_hex(16)}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": body.model or router.info.model_id,
-        }
+        self._prefix, self._kind = prefix, kind
         self._base = router.info.model_id
+        self._model = body.model or self._base
+        self._created = int(time.time())
         self._tail = b'],"usage":null}\n\n' if body.streams_usage else b"]}\n\n"
 
     def chunk(self, choice: object, generation: Generation) -> bytes:
@@ -222,6 +219,15 @@ class Envelope:
         """Return a whole answer; it is the base's as soon as one of its choices is."""
         common = self._fallback if any_fallback(generations) else self._fields
         return msgspec.json.encode(common | {"choices": choices, "usage": counts})
+
+    @cached_property
+    def _fields(self) -> dict[str, object]:
+        return {
+            "id": f"{self._prefix}-{secrets.token_hex(16)}",
+            "object": self._kind,
+            "created": self._created,
+            "model": self._model,
+        }
 
     @property
     def _fallback(self) -> dict[str, object]:
