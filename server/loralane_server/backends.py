@@ -117,9 +117,9 @@ def _open_xla(plan: Plan) -> Backend:
 
     config, tpu = plan.config, hardware.has_tpu()
     _check_divisible(plan.spec, config.tensor_parallel)
-    hardware.use_devices(config.tensor_parallel)
     if config.threads is not None:
         hardware.use_threads(config.threads)
+    hardware.use_devices(config.tensor_parallel)
     buckets = plan_buckets(
         max_rows=config.max_rows,
         step_tokens=config.step_tokens,

@@ -1,5 +1,8 @@
 """A shard on XLA refuses adapters that it would apply in part, when they are named."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +33,16 @@ def test_dora_and_whole_tables_are_refused_and_plain_lora_is_not(tmp_path: Path)
         with pytest.raises(AdapterIncompatible, match="--device cpu does"):
             store.resolve(name).result()
     store.close()
+
+
+def test_a_device_that_is_not_there_is_refused_with_what_to_set() -> None:
+    module = [sys.executable, "-m", "loralane_server", "shard"]
+    command = [*module, str(DEMO / "model"), "--device=xla", "--listen=127.0.0.1:0"]
+    env = {**os.environ, "PJRT_DEVICE": "elsewhere"}
+
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    assert run.returncode == 1
+    told = run.stderr.splitlines()[-1]
+    assert told.startswith("loralane: --device xla finds no device with PJRT_DEVICE=elsewhere")
+    assert told.endswith("set PJRT_DEVICE to TPU or CPU, or use --device cpu")

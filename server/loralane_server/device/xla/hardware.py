@@ -21,15 +21,21 @@ def use_devices(count: int) -> None:
     """Let one program run on all of `count` devices. Only before anything is computed.
 
     A CPU is as many devices as one likes: they share its cores, and show that the program is right.
-    Raises `ModelUnsupported` if there are not exactly so many.
+    Raises `ModelUnsupported` if there is no device, or several are asked for and there are not
+    exactly so many.
     """
-    if count == 1:
-        return
-    if not has_tpu():
+    if count > 1 and not has_tpu():
         os.environ["CPU_NUM_DEVICES"] = str(count)
-    xr.use_spmd()
-    found = xr.global_runtime_device_count()
-    if found != count:
+    try:
+        if count > 1:
+            xr.use_spmd()
+        found = xr.global_runtime_device_count()
+    except (OSError, RuntimeError) as exc:
+        raise ModelUnsupported(
+            f"--device xla finds no device with PJRT_DEVICE={xr.device_type()}: {exc}; "
+            "set PJRT_DEVICE to TPU or CPU, or use --device cpu"
+        ) from exc
+    if count not in (1, found):
         raise ModelUnsupported(
             f"--tensor-parallel {count}: there are {found} devices, and all of them take part"
         )
