@@ -84,8 +84,7 @@ class Layout:
         part = self.split(ints)
         rows = len(step.spans)
         if self.key.kind == "decode":
-            # Half of what a step of few rows costs the host is here, so it is not laid out as if
-            # rows had any length.
+            # Nearly every step is one: it does without what rows of any length would need.
             ends = row = _up_to(rows)
             lengths = part["lengths"][:rows]
             np.add(step.positions, 1, out=lengths)
@@ -134,7 +133,7 @@ def layout_of(key: GraphKey, dustbin: int, kernel: bool) -> Layout:
 
 def rows_of_samples(step: StepInput) -> Int32:
     """Return which row of a graph's logits is whose sample: [samples]."""
-    if len(step.tokens) == len(step.spans):
+    if len(step.tokens) == len(step.spans):  # every token is a row
         return step.sample_at
     ends = np.cumsum([span.length for span in step.spans]) - 1
     return np.searchsorted(ends, step.sample_at).astype(np.int32)
