@@ -1,15 +1,12 @@
 """The ASGI application: all routes of one router."""
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
-from loralane_router.errors import RequestError
 from loralane_router.gateway import admin, chat, completions, health, models, native
 from loralane_router.gateway.access import Access
 from loralane_router.gateway.direct import Direct
-from loralane_router.gateway.failures import client_gone, render
+from loralane_router.gateway.failures import HANDLERS
 from loralane_router.gateway.limits import Limits
 from loralane_router.router import Router
 
@@ -29,11 +26,6 @@ def create_app(router: Router, limits: Limits | None = None) -> ASGIApp:
             *admin.routes(router, limits),
             *health.routes(router),
         ],
-        exception_handlers={
-            ClientDisconnect: client_gone,
-            RequestError: render,
-            HTTPException: render,
-            Exception: render,
-        },
+        exception_handlers=HANDLERS,
     )
     return Access(Direct(app, text), router.metrics.requests)

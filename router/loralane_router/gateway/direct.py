@@ -7,13 +7,12 @@ paths. For a refusal, which does little else, the layers are a good part of what
 
 from collections.abc import Awaitable, Callable, Iterable
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from loralane_router.errors import RequestError
-from loralane_router.gateway.failures import client_gone, render
+from loralane_router.gateway.failures import HANDLERS
 
 
 class Direct:
@@ -35,11 +34,10 @@ class Direct:
         request = Request(scope, receive, send)
         try:
             response = await endpoint(request)
-        except RequestError as error:
-            response = await render(request, error)
-        except ClientDisconnect as error:
-            response = await client_gone(request, error)
         except Exception as error:
-            await (await render(request, error))(scope, receive, send)
-            raise
+            kind, handler = next(one for one in HANDLERS.items() if isinstance(error, one[0]))
+            response = await handler(request, error)
+            if kind is Exception:
+                await response(scope, receive, send)
+                raise
         await response(scope, receive, send)

@@ -9,7 +9,9 @@ parameter with 422 as LoRAX does.
 
 import logging
 import math
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from loralane_proto import shard_pb2 as pb
@@ -136,3 +138,12 @@ async def client_gone(request: Request, error: Exception) -> Response:
     assert isinstance(error, ClientDisconnect)
     _log.debug("client gone: %s", request.url.path)
     return Response(status_code=CLIENT_GONE)
+
+
+#: Who answers which error: the first that fits.
+HANDLERS: Final[Mapping[type[Exception], Callable[[Request, Exception], Awaitable[Response]]]] = {
+    ClientDisconnect: client_gone,
+    RequestError: render,
+    HTTPException: render,
+    Exception: render,
+}
