@@ -1,6 +1,6 @@
 """What is known once a case's steps are done: its replies, and the server as it is then."""
 
-import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ from tests.cases.complete import complete
 from tests.cases.hub_script import files_of
 from tests.cases.materialise import Adapter
 from tests.cases.oracle import Continuation, Scaling
+from tests.cases.pings import pinged
 from tests.cases.replies import Reply
 from tests.cases.server import NEIGHBOUR, Server, is_alive
 from tests.cases.steps import Steps
@@ -98,13 +99,8 @@ async def watched(steps: Steps, *, health: bool) -> Run:
     server, http = steps.server, steps.http
     log_start = server.log.stat().st_size
     before = await http.get("/metrics")
-    latencies: list[float] = []
-    pings = asyncio.create_task(_ping(http, latencies)) if health else None
-    try:
+    with pinged(server.url) if health else contextlib.nullcontext([]) as latencies:
         await steps.run()
-    finally:
-        if pings is not None:
-            pings.cancel()
     ended = time.monotonic()
     idle = await wait_idle(http, _IDLE_S)
     idle_after_s = time.monotonic() - ended if idle else None
@@ -122,14 +118,6 @@ async def watched(steps: Steps, *, health: bool) -> Run:
         idle_after_s=idle_after_s,
         health_s=latencies,
     )
-
-
-async def _ping(http: httpx.AsyncClient, latencies: list[float]) -> None:
-    while True:
-        started = time.monotonic()
-        await http.get("/health/live")
-        latencies.append(time.monotonic() - started)
-        await asyncio.sleep(0.05)
 
 
 async def _neighbour_fault(steps: Steps) -> str | None:
