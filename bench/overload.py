@@ -24,7 +24,7 @@ from bench.adapters import rank16, warm_page_cache
 from bench.figures import percentile
 from bench.load import Work
 from bench.model import DEFAULT_FOLDER, VOCAB, ready
-from bench.overload_figures import NORMAL, Measured, promises, refusals, show
+from bench.overload_figures import NORMAL, Measured, answered, promises, refusals, show
 from bench.processes import sampling
 from bench.promises import conclude, run
 from bench.report import save
@@ -37,11 +37,10 @@ from bench.tallies import (
     recovered_after,
     statuses,
 )
-from bench.traffic import Answer, CpuShare, Fresh, Traffic, closed_loop, poisson
+from bench.traffic import CpuShare, Fresh, Traffic, closed_loop, poisson
 from bench.windows import Window
 from demo.serving import serving
 
-_OK: Final = 200
 #: How long what was accepted may take to end.
 _FINISH_S: Final = 60.0
 
@@ -73,18 +72,19 @@ class Phases:
             share = cpu.share
         after = await self._half(can, seed=3)
         await over.finish(_FINISH_S)
-        goodputs = [rate_within(_answered(over), window)]
+        goodputs = [rate_within(answered(over.answers), window)]
         peaks.append(await self._peak())
         for turn in range(args.turns):
             goodputs.append(await self._goodput(can, seed=4 + turn))
             peaks.append(await self._peak())
-        accepted, refused = _answered(over), refusals(over.answers)
-        settled = window.begin - args.settle + min(60.0, seconds / 2)
+        accepted, refused = answered(over.answers), refusals(over.answers)
+        began = window.begin - args.settle
+        settled = began + min(60.0, seconds / 2)
         return Measured(
             peaks=peaks,
             goodputs=goodputs,
             can=can,
-            offered=len(over.answers) / seconds,
+            offered=len(over.answers) / (window.end - began),
             normal_p50=normal,
             accepted_p50=first_tokens(accepted, 0.5),
             accepted_p99=first_tokens(accepted, 0.99),
@@ -98,7 +98,7 @@ class Phases:
 
     def _lasts(self) -> float:
         args = self._args
-        return float(60 * args.minutes + 2 * args.half + (2 * args.turns + 1) * args.peak)
+        return float(60 * args.minutes + 2 * args.half + 2 * (args.turns + 1) * args.peak)
 
     def _arrivals(self, rate: float, seconds: float, seed: int) -> list[tuple[float, str]]:
         adapters = self._work.adapters
@@ -129,17 +129,13 @@ class Phases:
         over, seconds = Traffic(self._client), self._args.peak
         window = await self._overload(over, can, seconds, seconds / 4, seed)
         await over.finish(_FINISH_S)
-        return rate_within(_answered(over), window)
+        return rate_within(answered(over.answers), window)
 
     async def _half(self, can: float, seed: int) -> Traffic:
         traffic = Traffic(self._client)
         await traffic.offer(self._arrivals(can / 2, self._args.half, seed), self._fresh)
         await traffic.finish(_FINISH_S)
         return traffic
-
-
-def _answered(traffic: Traffic) -> list[Answer]:
-    return [answer for answer in traffic.answers if answer.status == _OK]
 
 
 async def _run(args: argparse.Namespace, more: Sequence[str]) -> Measured:
@@ -188,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warm", type=float, default=5.0, help="seconds")
     parser.add_argument("--peak", type=float, default=20.0, help="seconds for each look at it")
     parser.add_argument("--turns", type=int, default=8, help="of a short overload and the peak")
-    parser.add_argument("--half", type=float, default=30.0, help="seconds at half load, twice")
+    parser.add_argument("--half", type=float, default=25.0, help="seconds at half load, twice")
     parser.add_argument("--settle", type=float, default=5.0, help="seconds of overload not counted")
     parser.add_argument("--sample", type=float, default=1.0, help="seconds between looks at memory")
     parser.add_argument("--limit", type=float, default=400.0, help="seconds beside the overloads")

@@ -71,6 +71,11 @@ def promises(measured: Measured) -> list[Promise]:
     return found
 
 
+def answered(answers: Sequence[Answer]) -> list[Answer]:
+    """Return what was accepted and came to its end."""
+    return [answer for answer in answers if answer.status == _OK]
+
+
 def refusals(answers: Sequence[Answer]) -> list[float]:
     """Return how long each refusal took, to its last byte."""
     return [answer.ended - answer.sent for answer in answers if answer.status == _REFUSED]

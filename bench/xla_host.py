@@ -233,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if layout == "tpu":
             promises = judge(found)
     print(f"written to {save(args.out, {'ms': plain})}")
-    return conclude(promises) if "tpu" in args.layouts else 0
+    return conclude(promises) if promises else 0
 
 
 def _parser() -> argparse.ArgumentParser:
