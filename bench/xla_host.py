@@ -16,6 +16,9 @@ work, down to copying a vector, takes two to three times as long.
 How many tensors a graph takes decides what its steps cost. So the pool is measured as it lies on a
 TPU, where layers share tensors; what is promised is promised of that. How XLA:CPU itself has it,
 each layer apart (see lanes.py), is measured beside it.
+
+Cases are measured in short turns, and compared within a turn: a machine that others share changes
+its speed from one second to the next.
 """
 
 import argparse
@@ -53,7 +56,7 @@ Layout = Literal["tpu", "cpu"]
 ROWS: Final = 4
 _PAGES_OF_A_ROW: Final = 8
 _ADAPTERS: Final = (0, 8, 64)
-_TURNS: Final = 10
+_TURNS: Final = 30
 _MOST_MS: Final = 0.35
 _MOST_US_A_LAYER: Final = 10
 #: How far from its mean a figure may lie that shall not depend on the resident adapters.
@@ -62,12 +65,16 @@ _FLAT: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """In milliseconds."""
+    """In milliseconds, of one step or medians of several."""
 
     #: Processor time of the thread.
     host: float
     #: From the step's input to its tokens.
     whole: float
+
+
+#: By case, what its turns cost.
+Costs = Mapping[str, Sequence[Cost]]
 
 
 class Placed(XlaDevice):
@@ -138,15 +145,15 @@ class Rig:
             for start in range(_PAGES_OF_A_ROW * PAGE_TOKENS):
                 yield _step(start, [(page,) if with_adapters else () for page in ends])
 
-    def measure(self, with_adapters: bool, count: int) -> list[Cost]:
-        """Return what each of so many steps costs, after some that warm up."""
+    def measure(self, with_adapters: bool, count: int) -> Cost:
+        """Return what so many steps cost, after some that warm up."""
         costs, submit, warm = [], self._runner.submit, count // 10
         for _, step in zip(range(warm + count), self.steps(with_adapters), strict=False):
             began, busy = time.perf_counter(), time.thread_time()
             submit(step).fetch()
             busy, began = time.thread_time() - busy, time.perf_counter() - began
             costs.append(Cost(busy * 1e3, began * 1e3))
-        return costs[warm:]
+        return _medians(costs[warm:])
 
 
 def _random_targets(spec: ModelSpec) -> Mapping[str, TargetTensors]:
@@ -175,11 +182,8 @@ def _step(start: int, lane_pages: Sequence[tuple[int, ...]]) -> StepInput:
     )
 
 
-def measure(layers: int, steps: int, layout: Layout, *, arithmetic: bool) -> dict[str, Cost]:
-    """Return what steps cost at one depth, medians: of base rows, and of rows with adapters.
-
-    Cases are measured in turns, so that what else the machine does is spread over all of them.
-    """
+def measure(layers: int, steps: int, layout: Layout, *, arithmetic: bool) -> Costs:
+    """Return what steps cost at one depth, of base rows and of rows with adapters."""
     found: dict[str, list[Cost]] = {}
     with tempfile.TemporaryDirectory() as folder:
         rig = Rig(Path(folder), layers, layout, arithmetic=arithmetic)
@@ -188,31 +192,41 @@ def measure(layers: int, steps: int, layout: Layout, *, arithmetic: bool) -> dic
         for adapters in _ADAPTERS * _TURNS:
             rig.load(adapters)
             for kind in ("base", "adapters")[: 2 if adapters else 1]:
-                costs = rig.measure(kind == "adapters", steps // _TURNS)
-                found.setdefault(f"{kind}, {adapters} resident", []).extend(costs)
-    return {
-        case: Cost(median(cost.host for cost in costs), median(cost.whole for cost in costs))
-        for case, costs in found.items()
-    }
+                cost = rig.measure(kind == "adapters", steps // _TURNS)
+                found.setdefault(f"{kind}, {adapters} resident", []).append(cost)
+    return found
 
 
-def judge(found: Mapping[int, Mapping[str, Cost]]) -> list[Promise]:
+def judge(found: Mapping[int, Costs]) -> list[Promise]:
     """Say what holds in a TPU's layout: by layers, what the cases cost."""
     few, many = min(found), max(found)
     promises = []
-    for case in found[many]:
-        host = found[many][case].host
+    for case, turns in found[many].items():
+        host = _medians(turns).host
         promises.append(at_most(f"{case}, {many} layers: host", host, _MOST_MS, " ms"))
         if many > few:
-            us = (host - found[few][case].host) / (many - few) * 1e3
+            us = (host - _medians(found[few][case]).host) / (many - few) * 1e3
             promises.append(at_most(f"{case}: host a layer", us, _MOST_US_A_LAYER, " us"))
     for layers, cases in found.items():
         for kind in ("base", "adapters"):
-            hosts = [cost.host for case, cost in cases.items() if case.startswith(kind)]
-            off = max(abs(host - mean(hosts)) for host in hosts) / mean(hosts)
+            off = _off_the_mean([turns for case, turns in cases.items() if case.startswith(kind)])
             what = f"{kind}, {layers} layers: off the mean over resident adapters"
             promises.append(at_most(what, off * 100, _FLAT * 100, " %"))
     return promises
+
+
+def _medians(costs: Sequence[Cost]) -> Cost:
+    return Cost(median(cost.host for cost in costs), median(cost.whole for cost in costs))
+
+
+def _off_the_mean(cases: Sequence[Sequence[Cost]]) -> float:
+    """Return how far a case lies from the mean of all at most: of its turns, the median."""
+    ratios = []
+    for turn in zip(*cases, strict=True):
+        even = mean(cost.host for cost in turn)
+        ratios.append([cost.host / even for cost in turn])
+    off: float = max(abs(median(case) - 1) for case in zip(*ratios, strict=True))
+    return off
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -226,10 +240,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for layers in map(int, args.layers.split(",")):
             found[layers] = measure(layers, args.steps, layout, arithmetic=args.arithmetic)
             name = f"{layout}, {layers} layers"
-            for case, cost in found[layers].items():
+            costs = {case: _medians(turns) for case, turns in found[layers].items()}
+            for case, cost in costs.items():
                 line = f"{name:15}, {case:24} host {cost.host:.3f} ms, whole {cost.whole:.3f}"
                 print(line, flush=True)
-            plain[name] = {case: (cost.host, cost.whole) for case, cost in found[layers].items()}
+            plain[name] = {case: (cost.host, cost.whole) for case, cost in costs.items()}
         if layout == "tpu":
             promises = judge(found)
     print(f"written to {save(args.out, {'ms': plain})}")
@@ -243,7 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--arithmetic", action="store_true", help="the device computes the whole model"
     )
-    parser.add_argument("--steps", type=int, default=1000, help="of each case")
+    parser.add_argument("--steps", type=int, default=1500, help="of each case")
     parser.add_argument("--out", type=Path, default=Path("bench/results/xla_host.json"))
     return parser
 

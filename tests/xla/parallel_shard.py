@@ -56,14 +56,20 @@ def note_fetches() -> set[str]:
     counts those that are the same on every device, too, which cost nothing.
     """
     found: set[str] = set()
-    fetch = torch.Tensor.cpu
+    spec = torch_xla._XLAC._get_xla_sharding_spec
+    one, several = torch.Tensor.cpu, torch_xla._XLAC._xla_get_cpu_tensors
 
-    def noting(tensor: torch.Tensor) -> torch.Tensor:
+    def noting_one(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type == "xla":
-            found.add(torch_xla._XLAC._get_xla_sharding_spec(tensor))
-        return fetch(tensor)
+            found.add(spec(tensor))
+        return one(tensor)
 
-    torch.Tensor.cpu = noting  # type: ignore[assignment,method-assign]
+    def noting_several(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        found.update(map(spec, tensors))
+        return several(tensors)  # type: ignore[no-any-return]
+
+    torch.Tensor.cpu = noting_one  # type: ignore[assignment,method-assign]
+    torch_xla._XLAC._xla_get_cpu_tensors = noting_several
     return found
 
 

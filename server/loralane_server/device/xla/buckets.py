@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from loralane_server.adapters.pool import LANE_PAGE
 from loralane_server.device.seam import StepInput
@@ -44,8 +44,7 @@ _SPARE_TOKENS: Final = 128
 _KERNEL_ROWS: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class GraphKey:
+class GraphKey(NamedTuple):
     """Names one forward graph: all its shapes follow from this and the model."""
 
     kind: Literal["decode", "mixed"]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from loralane_server.device.seam import Int32, StepOutput
+from loralane_server.device.xla.transfer import fetch
 from loralane_server.errors import DeviceFailed
 
 
@@ -32,7 +33,7 @@ class Chosen:
     def fetch(self) -> StepOutput:
         """See `SubmittedStep.fetch`."""
         try:
-            tokens, *found = (part.cpu().numpy()[self.rows] for part in (self.tokens, *self.found))
+            tokens, *found = (part[self.rows] for part in fetch([self.tokens, *self.found]))
         except RuntimeError as exc:
             raise DeviceFailed(f"the device failed in a step: {exc}") from exc
         if not found:

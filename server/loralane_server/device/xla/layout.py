@@ -82,21 +82,20 @@ class Layout:
         """Return the vector of a step that `key` holds."""
         ints = self.blank.copy()
         part = self.split(ints)
-        rows = len(step.spans)
+        rows, positions = len(step.spans), step.positions
         if self.key.kind == "decode":
             # Nearly every step is one: it does without what rows of any length would need.
             ends = row = _up_to(rows)
-            lengths = part["lengths"][:rows]
-            np.add(step.positions, 1, out=lengths)
+            last = positions
         else:
             counts = np.array([span.length for span in step.spans], dtype=np.int32)
             row, ends = np.repeat(_up_to(rows), counts), counts.cumsum(dtype=np.int32) - 1
             part["last_token"][:rows] = ends
-            lengths = part["lengths"][:rows]
-            np.add(step.positions[ends], 1, out=lengths)
+            last = positions[ends]
             if "block_row" in part:
-                _pack_blocks(part, counts, ends + 1 - counts, step.positions, self.key.block_tokens)
-        _pack_tokens(part, step, row, lengths)
+                _pack_blocks(part, counts, ends + 1 - counts, positions, self.key.block_tokens)
+        np.add(last, 1, out=part["lengths"][:rows])
+        _pack_tokens(part, step, row, last)
         if self.key.lanes:
             _pack_lanes(part, step, row)
         if "row_begins" in part:
@@ -168,16 +167,15 @@ def _shapes(key: GraphKey, kernel: bool) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _pack_tokens(part: dict[str, Any], step: StepInput, row: Int32, lengths: Int32) -> None:
-    count, positions = len(step.tokens), step.positions
+def _pack_tokens(part: dict[str, Any], step: StepInput, row: Int32, last: Int32) -> None:
+    count, positions, pages = len(step.tokens), step.positions, part["pages"]
     part["tokens"][:count] = step.tokens
     part["positions"][:count] = positions
-    pages = part["pages"]
-    for own, span, length in zip(pages, step.spans, lengths.tolist(), strict=False):
-        used = pages_for(length)
+    for own, span, position in zip(pages, step.spans, last.tolist(), strict=False):
+        used = pages_for(position + 1)
         own[:used] = span.pages[:used]
-    place = positions // PAGE_TOKENS
-    part["slots"][:count] = pages[row, place] * PAGE_TOKENS + positions - place * PAGE_TOKENS
+    place, inside = np.divmod(positions, PAGE_TOKENS)
+    np.add(pages[row, place] * PAGE_TOKENS, inside, out=part["slots"][:count])
 
 
 def _pack_lanes(part: dict[str, Any], step: StepInput, row: Int32) -> None:

@@ -29,6 +29,7 @@ from loralane_server.device.xla.device import XlaDevice
 from loralane_server.device.xla.graphs import Graph, Graphs
 from loralane_server.device.xla.layout import Layout, rows_of_samples
 from loralane_server.device.xla.sampler import Sampler, likeliest
+from loralane_server.device.xla.transfer import bring
 from loralane_server.errors import DeviceFailed
 
 log = logging.getLogger(__name__)
@@ -93,10 +94,10 @@ class XlaRunner:
     def submit(self, step: StepInput) -> Chosen:
         """See `StepRunner.submit`. Raises `DeviceFailed`."""
         forward = self._forwards[self._device.buckets.choose(step)]
-        ints = torch.from_numpy(forward.layout.pack(step))
+        ints = forward.layout.pack(step)
         rows = rows_of_samples(step)
         try:
-            tokens, logits = forward.graph.run([self._device.put(ints), self._tokens])
+            tokens, logits = forward.graph.run([bring(ints), self._tokens])
             if _is_greedy(step):
                 chosen = Chosen(tokens, rows)
             else:

@@ -22,6 +22,7 @@ from loralane_server.device.seam import Int32, StepInput
 from loralane_server.device.xla.bisection import Bisection
 from loralane_server.device.xla.chosen import Chosen, padded
 from loralane_server.device.xla.graphs import Graph, Graphs
+from loralane_server.device.xla.transfer import bring
 from loralane_server.drawing import Wanted, draw
 from loralane_server.sampling import asked, has_cuts
 
@@ -73,31 +74,31 @@ class Sampler:
         graphs = self._graphs[logits.shape[0]]
         tokens = greedy
         for ids, biases in _bias_runs(step, rows, self._vocab):
-            logits, tokens = graphs.bias.run([logits, self._put(ids), self._put(biases)])
+            logits, tokens = graphs.bias.run([logits, bring(ids), bring(biases)])
         if any(wanted.temperature > 0 for wanted in step.sampling):
-            wanted = map(self._put, _draw_inputs(step, rows, logits.shape[0]))
+            wanted = map(bring, _draw_inputs(step, rows, logits.shape[0]))
             graph = graphs.cut if any(map(has_cuts, step.sampling)) else graphs.draw
             (tokens,) = graph.run([logits, tokens, *wanted])
         if step.top_logprobs is None:
             return Chosen(tokens, rows)
         return Chosen(tokens, rows, graphs.logprobs.run([logits, tokens]), step.top_logprobs)
 
-    def _put(self, values: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> Tensor:
-        return torch.from_numpy(values).to(self._device)
-
     def _compiled(self, graphs: Graphs, rows: int) -> RowGraphs:
-        logits = torch.zeros(rows, self._vocab).to(self._device)
-        tokens = torch.zeros(self._rows[-1], dtype=torch.int64).to(self._device)
-        entries = [np.zeros(BIASES, np.int32), np.zeros(BIASES, np.float32)]
-        wanted = [np.zeros(rows, np.float32), np.zeros(3 * rows, np.int32)]
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype).to(self._device)
+
+        logits = zeros(rows, self._vocab)
+        tokens = zeros(self._rows[-1], dtype=torch.int64)
+        entries = [zeros(BIASES, dtype=torch.int32), zeros(BIASES)]
+        wanted = [zeros(rows), zeros(3 * rows, dtype=torch.int32)]
 
         def graph(name: str, fn: "Callable[..., Sequence[Tensor]]", inputs: list[Tensor]) -> Graph:
             return graphs.compile(f"{name}-r{rows}", fn, inputs)
 
         return RowGraphs(
-            bias=graph("bias", biased(self._rows[-1]), [logits, *map(self._put, entries)]),
-            draw=graph("draw", drawn(cuts=False), [logits, tokens, *map(self._put, wanted)]),
-            cut=graph("cut", drawn(cuts=True), [logits, tokens, *map(self._put, wanted)]),
+            bias=graph("bias", biased(self._rows[-1]), [logits, *entries]),
+            draw=graph("draw", drawn(cuts=False), [logits, tokens, *wanted]),
+            cut=graph("cut", drawn(cuts=True), [logits, tokens, *wanted]),
             logprobs=graph("logprobs", logprobs, [logits, tokens]),
         )
 

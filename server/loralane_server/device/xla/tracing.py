@@ -4,7 +4,7 @@
         ...  # hash it, compile it, export it
     # every cell holds what it held before, and nothing is left to be computed
 
-Names that torch_xla calls private are used here and in `graphs.py` only.
+Names that torch_xla calls private are used here, in `graphs.py` and in `transfer.py` only.
 """
 
 from __future__ import annotations
