@@ -1,16 +1,20 @@
 """How long one layer of an adapter takes into its lanes on XLA; does the pool stay in place?
 
-    PJRT_DEVICE=CPU python -m bench.xla_lane_write [--writes 60]
+    PJRT_DEVICE=CPU python -m bench.xla_lane_write [--writes 200]
 
-A write is what `Device.write_lanes` does for one layer, from tensors as the store hands them out to
-lanes that the next step may read; it ends when the device is idle. `read` is what a loading thread
-does to a layer before: cast, turn and check. The pool is that of --lanes lanes in float32. Each of
-several adapters is written in turn, so no write finds its source or its lanes in a small cache.
+A write is what `Device.write_lanes` does for one layer, from tensors as the store hands them out
+to lanes that the next step may read; it ends when the device is idle. The pool is that of --lanes
+lanes in float32. Each of several adapters is written in turn, so no write finds its source or its
+lanes in a small cache. Beside it:
+
+    cold    the same after 30 MB were copied elsewhere: a large cache does not hold them either
+    plain   a copy of the same bytes from one block of memory to another
+    read    what a loading thread does to a layer before: cast, turn and check
 """
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -33,6 +37,7 @@ from bench.xla_shapes import LLAMA_1B, SQUARE, Shapes
 
 LAYERS: Final = 4
 ADAPTERS: Final = 8
+_COLD_BYTES: Final = 30 << 20
 
 #: A and B of a layer's linears, as a file holds them.
 Stored = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
@@ -40,15 +45,16 @@ Stored = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--writes", type=int, default=60)
+    parser.add_argument("--writes", type=int, default=200)
     parser.add_argument("--lanes", type=int, default=512)
     parser.add_argument("--graphs", action="store_true", help="as on a TPU: slow on a CPU")
     args = parser.parse_args(argv)
     use_threads(1)
     print(
-        "| layer | adapter | MB a layer | ms, median | ms, least | read ms | in place | RSS grew |"
+        "| layer | adapter | MB a layer | ms, median | ms, least | cold ms | plain ms | read ms "
+        "| in place | RSS grew |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name, shapes in (("7 linears of 2048 x 2048", SQUARE), ("Llama-3.2-1B", LLAMA_1B)):
         _measure(name, shapes, args.lanes, args.writes, graphs=args.graphs)
 
@@ -87,19 +93,42 @@ def _timed(
         adapters.append(_served(each))
         read.append(time.perf_counter() - began)
     before, rss = _pointers(pool, lanes), _rss_mib()
-    whole: list[float] = []
-    for turn in range(writes):
+
+    def write(turn: int) -> None:
         first = turn * pages % (lanes // LANE_PAGE - pages)
-        began = time.perf_counter()
         writer.write(turn % LAYERS, range(first, first + pages), adapters[turn % ADAPTERS])
         xm.wait_device_ops()
-        whole.append(time.perf_counter() - began)
+
+    whole = [_ms(write, turn) for turn in range(writes)]
     in_place = "yes" if _pointers(pool, lanes) == before else "NO"
-    size = sum(target.nbytes for target in adapters[0].values()) / 1e6
+    grew = _rss_mib() - rss
+    size = sum(target.nbytes for target in adapters[0].values())
+    cold, plain = _beside(write, size, writes)
     return (
-        f"{size:.2f} | {median(whole) * 1e3:.3f} | {min(whole) * 1e3:.3f} | "
-        f"{median(read) * 1e3:.3f} | {in_place} | {_rss_mib() - rss:.1f} MiB"
+        f"{size / 1e6:.2f} | {median(whole):.3f} | {min(whole):.3f} | {cold:.3f} | {plain:.3f} | "
+        f"{median(read) * 1e3:.3f} | {in_place} | {grew:.1f} MiB"
     )
+
+
+def _beside(write: Callable[[int], None], size: int, writes: int) -> tuple[float, float]:
+    """Return what a write takes that finds nothing in a cache, and a copy of its bytes, in ms."""
+    elsewhere = torch.ones(2, _COLD_BYTES, dtype=torch.uint8)
+    blocks = torch.ones(2, ADAPTERS, size, dtype=torch.uint8)
+
+    def copy(turn: int) -> None:
+        blocks[0, turn % ADAPTERS].copy_(blocks[1, turn % ADAPTERS])
+
+    cold = []
+    for turn in range(writes):
+        elsewhere[0].copy_(elsewhere[1])
+        cold.append(_ms(write, turn))
+    return median(cold), median(_ms(copy, turn) for turn in range(writes))
+
+
+def _ms(act: Callable[[int], None], turn: int) -> float:
+    began = time.perf_counter()
+    act(turn)
+    return (time.perf_counter() - began) * 1e3
 
 
 def _stored(shapes: Shapes, rank: int, modules: Sequence[str]) -> Stored:
