@@ -7,7 +7,8 @@ time to first token at half of it. Then requests arrive at random at ten times t
 comes back, and no refusal is tried again. Then half of it again: how long until that is as before?
 At last short overloads and what the server can do take turns: each overload, the long one too, is
 compared with what the server could do before it and after it, since a shared machine changes within
-a minute, and the median counts.
+a minute, and the median counts. There are many turns because one comparison alone is right to about
+a tenth.
 """
 
 import argparse
@@ -183,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=10, help="that find the peak, rows and more")
     parser.add_argument("--warm", type=float, default=5.0, help="seconds")
     parser.add_argument("--peak", type=float, default=20.0, help="seconds for each look at it")
-    parser.add_argument("--turns", type=int, default=8, help="of a short overload and the peak")
+    parser.add_argument("--turns", type=int, default=20, help="of a short overload and the peak")
     parser.add_argument("--half", type=float, default=25.0, help="seconds at half load, twice")
     parser.add_argument("--settle", type=float, default=5.0, help="seconds of overload not counted")
     parser.add_argument("--sample", type=float, default=1.0, help="seconds between looks at memory")
